@@ -1,0 +1,325 @@
+"""What do the bits mean? Element codecs, scale codecs, and the block formats made of them.
+
+A *codec* says which number a code stands for. A *block format* says which element codec, which scale codec and how
+many elements share one block scale. Which scale codec a kernel really applies belongs to the kernel's contract
+(SM90's MXFP4 kernel reads the E8M0 byte 0x00 as 0.0, not as 2^-127), so `dequantise` takes it as an argument.
+
+Values: OCP Microscaling Formats (MX) v1.0 for E2M1, E4M3, E5M2, E8M0; NVIDIA for NVFP4.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from .errors import MxdebugError
+
+
+@dataclass(frozen=True)
+class ElementCodec:
+    """A sign-exponent-mantissa element type; every number below follows from these fields.
+
+    `max` is the largest finite value, `emax` the exponent of its binade. Codes have the sign in the top bit.
+    """
+
+    name: str
+    bits: int
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    max: float
+    emax: int
+
+    def table(self) -> Tensor:
+        """float32 [2**bits]: the value of each code (NaN and inf where the type has them)."""
+        return _element_table(self)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """uint8 codes of any shape -> float32 values of the same shape."""
+        return self.table().to(codes.device)[codes.long()]
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Values -> uint8 codes: round to nearest, ties to the even code, saturate at +-max; -0 keeps its sign.
+
+        NaN becomes the NaN code 0x7F where the type has one; E2M1 has none and raises MxdebugError.
+        """
+        x = x.float()
+        magnitude = x.abs()
+        if self.bits == 4:
+            if torch.isnan(x).any():
+                raise MxdebugError("values", "finite numbers", "NaN", f"{self.name} has no code for NaN")
+            # Midpoints between neighbours; at a tie the even code wins, so every second midpoint is exclusive.
+            code = torch.zeros_like(x, dtype=torch.uint8)
+            for upper, midpoint in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0), start=1):
+                code += (magnitude >= midpoint) if upper % 2 == 0 else (magnitude > midpoint)
+            return code | (torch.signbit(x).to(torch.uint8) << 3)
+        dtype = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}[self.name]
+        code = magnitude.clamp(max=self.max).to(dtype).view(torch.uint8)
+        code = torch.where(torch.isnan(x), torch.full_like(code, 0x7F), code)
+        return code | (torch.signbit(x).to(torch.uint8) << 7)
+
+
+@functools.cache
+def _element_table(codec: ElementCodec) -> Tensor:
+    code = torch.arange(2**codec.bits, dtype=torch.int32)
+    mantissa = code & (2**codec.mantissa_bits - 1)
+    exponent = (code >> codec.mantissa_bits) & (2**codec.exponent_bits - 1)
+    sign = 1.0 - 2.0 * (code >> (codec.bits - 1)).double()
+    fraction = mantissa.double() / 2**codec.mantissa_bits
+    normal = exponent > 0
+    value = torch.where(normal, 1 + fraction, fraction) * torch.exp2(torch.where(normal, exponent, 1).double() - codec.bias)
+    if codec.name == "E4M3":
+        value[(code & 0x7F) == 0x7F] = torch.nan
+    if codec.name == "E5M2":
+        value[exponent == 31] = torch.where(mantissa[exponent == 31] == 0, torch.inf, torch.nan).double()
+    return (sign * value).float()
+
+
+E2M1 = ElementCodec("E2M1", bits=4, exponent_bits=2, mantissa_bits=1, bias=1, max=6.0, emax=2)
+E4M3 = ElementCodec("E4M3", bits=8, exponent_bits=4, mantissa_bits=3, bias=7, max=448.0, emax=8)
+E5M2 = ElementCodec("E5M2", bits=8, exponent_bits=5, mantissa_bits=2, bias=15, max=57344.0, emax=15)
+
+
+@dataclass(frozen=True)
+class ScaleCodec:
+    """How one scale byte is read as a number: `table()` is float32 [256]. `source` says who reads it so."""
+
+    name: str
+    source: str
+    _read: Callable[[Tensor], Tensor] = field(repr=False)
+
+    def table(self) -> Tensor:
+        """float32 [256]: the value of each byte."""
+        return _scale_table(self)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """uint8 bytes of any shape -> float32 values of the same shape."""
+        return self.table().to(codes.device)[codes.long()]
+
+
+@functools.cache
+def _scale_table(codec: ScaleCodec) -> Tensor:
+    return codec._read(torch.arange(256, dtype=torch.int32))
+
+
+def _read_e8m0(code: Tensor) -> Tensor:
+    value = torch.exp2(code.double() - 127)
+    value[255] = torch.nan
+    return value.float()  # 0x00 is 2^-127, an fp32 subnormal
+
+
+E8M0 = ScaleCodec("E8M0", "OCP MX v1.0: 2^(byte-127); 0xFF is NaN; there is no zero", _read_e8m0)
+E8M0_SM90 = ScaleCodec(
+    "E8M0_SM90",
+    "FlashInfer sm90_mma_array_tma_gmma_rs_warpspecialized_mixed_input_.hpp: byte << 23 as fp32 bits; 0x00 is 0.0, 0xFF is inf",
+    lambda code: (code << 23).view(torch.float32),
+)
+E4M3_SCALE = ScaleCodec("E4M3", "NVFP4: an E4M3 number, >= 0 in practice; 0x7F is NaN", lambda code: E4M3.table().clone())
+S0E5M3 = ScaleCodec(
+    "S0E5M3",
+    "FlashInfer gemm_bf16_fp4_cute_dsl.py (SM12x): the fp16 with bits byte << 7",
+    lambda code: (code << 7).to(torch.int16).view(torch.float16).float(),
+)
+S0E5M3_MARLIN = ScaleCodec(
+    "S0E5M3_MARLIN",
+    "vLLM marlin_utils_fp4.py nvfp4_marlin_process_scales: S0E5M3 of scale * 2^7, so the value is 2^-7 of it",
+    lambda code: (code << 7).to(torch.int16).view(torch.float16).float() / 128,
+)
+
+
+def recode_e4m3_to_s0e5m3(scales: Tensor) -> Tensor:
+    """E4M3 scale bytes -> S0E5M3 bytes as SM12x's CuTe-DSL kernel wants them. Exact for every scale >= 0.
+
+    Source: FlashInfer `_e4m3_to_s0e5m3`: the upper bits of the fp16 of the same value; the sign is dropped.
+    """
+    return ((E4M3.decode(scales).half().view(torch.int16).int() >> 7) & 0xFF).to(torch.uint8)
+
+
+def recode_e4m3_to_s0e5m3_marlin(scales: Tensor) -> Tensor:
+    """E4M3 scale bytes -> Marlin's S0E5M3 bytes. Lossy: where scale * 2^7 < 2 the scale becomes 0.
+
+    Source: vLLM `nvfp4_marlin_process_scales` with scale_factor 1.
+    """
+    value = E4M3.decode(scales).half() * 128
+    value[value < 2] = 0
+    return ((value.view(torch.int16).int() >> 7) & 0xFF).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """`block` elements along the last axis share one block scale; `outer` says that a float32 global scale multiplies all."""
+
+    name: str
+    block: int
+    element: ElementCodec
+    scale: ScaleCodec
+    outer: bool
+
+    @property
+    def bits_per_element(self) -> float:
+        """Storage cost with the block scale's share, without the outer scale."""
+        return self.element.bits + 8 / self.block
+
+    @property
+    def packed(self) -> bool:
+        """Two elements a byte, the even index in the low nibble."""
+        return self.element.bits == 4
+
+
+MXFP4 = BlockFormat("MXFP4", 32, E2M1, E8M0, outer=False)
+MXFP8 = BlockFormat("MXFP8", 32, E4M3, E8M0, outer=False)
+MXFP8_E5M2 = BlockFormat("MXFP8_E5M2", 32, E5M2, E8M0, outer=False)
+NVFP4 = BlockFormat("NVFP4", 16, E2M1, E4M3_SCALE, outer=True)
+FORMATS = {f.name: f for f in (MXFP4, MXFP8, MXFP8_E5M2, NVFP4)}
+
+
+def pack_fp4(codes: Tensor) -> Tensor:
+    """uint8 codes 0..15 [..., K] -> uint8 payload [..., K/2]; the even index goes to the low nibble."""
+    if codes.shape[-1] % 2:
+        raise MxdebugError("E2M1 codes", "an even last dimension", f"shape {list(codes.shape)}", "two codes share a byte")
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+def unpack_fp4(payload: Tensor) -> Tensor:
+    """uint8 payload [..., K/2] -> uint8 codes 0..15 [..., K]."""
+    return torch.stack([payload & 0x0F, payload >> 4], dim=-1).flatten(-2)
+
+
+@dataclass(frozen=True)
+class BlockTensor:
+    """A quantised tensor in logical order: row r, element k of the payload has block scale (r, k // block).
+
+    payload  uint8 [..., K/2] (4-bit elements) or [..., K] (8-bit elements)
+    scales   uint8 [..., K/block], bytes of the format's scale codec
+    global_scale  float32 multiplier, scalar or [...] over leading axes; None where the format has none
+    """
+
+    payload: Tensor
+    scales: Tensor
+    format: BlockFormat
+    global_scale: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        f = self.format
+        for name, t in (("payload", self.payload), ("block scales", self.scales)):
+            if t.dtype != torch.uint8:
+                reason = "a scale cast by value or viewed as a float" if name == "block scales" else ""
+                raise MxdebugError(f"{f.name} {name}", "dtype torch.uint8", str(t.dtype), reason)
+        if f.outer != (self.global_scale is not None):
+            raise MxdebugError(f"{f.name} global scale", "a float32 tensor" if f.outer else "none",
+                               "none" if f.outer else "one", "mixing up NVFP4 and MX formats")
+        want = [*self.payload.shape[:-1], self.columns // f.block]
+        if self.columns % f.block or list(self.scales.shape) != want:
+            raise MxdebugError(
+                f"{f.name} block scales", f"shape {want}, one for {f.block} elements of payload {list(self.payload.shape)}",
+                f"shape {list(self.scales.shape)}", "another block size, a transposed tensor, or scales already in a kernel's layout")
+
+    @property
+    def columns(self) -> int:
+        """K, the number of elements in a row."""
+        return self.payload.shape[-1] * (2 if self.format.packed else 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape [..., K]."""
+        return (*self.payload.shape[:-1], self.columns)
+
+    def codes(self) -> Tensor:
+        """uint8 element codes [..., K]."""
+        return unpack_fp4(self.payload) if self.format.packed else self.payload
+
+    def dequantise(self, dtype: torch.dtype = torch.float32, scale: ScaleCodec | None = None) -> Tensor:
+        """Values [..., K]: element * block scale (* global scale), computed in float32.
+
+        `scale` replaces the format's scale codec by the one that a kernel reads with.
+        """
+        values = _dequantise_elements(self.payload, self.format).unflatten(-1, (-1, self.format.block))
+        values = (values * (scale or self.format.scale).decode(self.scales).unsqueeze(-1)).flatten(-2)
+        if self.global_scale is not None:
+            g = self.global_scale.float()
+            values = values * g.reshape(*g.shape, *[1] * (values.dim() - g.dim()))
+        return values.to(dtype)
+
+    def __getitem__(self, index: object) -> BlockTensor:
+        """Select along leading axes (experts, rows); the last axis, and so the blocks, stays whole."""
+        g = self.global_scale
+        if g is not None and g.dim() > 0:
+            g = g[index[: g.dim()] if isinstance(index, tuple) else index]
+        return replace(self, payload=self.payload[index], scales=self.scales[index], global_scale=g)
+
+
+def _dequantise_elements(payload: Tensor, fmt: BlockFormat) -> Tensor:
+    table = fmt.element.table()
+    if not fmt.packed:
+        return table.to(payload.device)[payload.long()]
+    pairs = torch.stack([table.repeat(16), table.repeat_interleave(16)], dim=-1)  # byte -> (low nibble, high nibble)
+    return torch.nn.functional.embedding(payload.int(), pairs.to(payload.device)).flatten(-2)
+
+
+EXPONENT_RULES = ("floor", "ceil", "even")
+
+
+def shared_exponent(amax: Tensor, element: ElementCodec, rule: str) -> Tensor:
+    """E8M0 bytes for block maxima `amax` (float32, any shape) by a named rule.
+
+    floor  floor(log2 amax) - emax                       OCP MX v1.0, gpt-oss, torchao's default
+    ceil   ceil(log2(amax / max element))                called RCEIL; vLLM's and FlashInfer's quantisers
+    even   floor(log2 of amax rounded to the element's mantissa) - emax
+
+    Clamped to 0x00..0xFE; NaN gives 0xFF; a block of zeros gives 0x00.
+    """
+    if rule not in EXPONENT_RULES:
+        raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", repr(rule))
+    amax = amax.float()
+    if rule == "ceil":
+        # Exact in float64: m in [0.5, 1), so amax/max is a power of two only where m is exactly 0.5.
+        m, e = torch.frexp(amax.double() / element.max)
+        exponent = torch.where(m == 0.5, e - 1, e)
+    else:
+        if rule == "even":
+            # Adding half a unit of the last mantissa place to the bits carries into the exponent exactly where the
+            # maximum rounds up to the next power of two (torchao ScaleCalculationMode.EVEN).
+            amax = (amax.view(torch.int32) + (1 << (23 - element.mantissa_bits - 1))).view(torch.float32)
+        exponent = torch.frexp(amax.double())[1] - 1 - element.emax
+    exponent = torch.where(amax == 0, -127, exponent).clamp(-127, 127)
+    return torch.where(torch.isnan(amax), 255, exponent + 127).to(torch.uint8)
+
+
+def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_scale: Tensor | None = None) -> BlockTensor:
+    """Quantise values [..., K] (K a multiple of the block) along the last axis.
+
+    MX formats: `rule` names the shared-exponent rule and must be given (`floor`, `ceil` or `even`).
+    NVFP4: `rule` must be None (its block scale is the E4M3 nearest to amax / 6 / global scale); `global_scale` is the
+    float32 multiplier, by default amax(x) / (448 * 6), as ModelOpt stores it in `weight_scale_2`.
+    Elements round to nearest, ties to even. Raises MxdebugError for unaligned K, a missing rule, non-finite values in NVFP4.
+    """
+    if x.shape[-1] % fmt.block:
+        raise MxdebugError("values", f"a last dimension that is a multiple of {fmt.block}", f"shape {list(x.shape)}",
+                           f"{fmt.name} shares one scale among {fmt.block} elements; pad first, on purpose")
+    blocks = x.double().unflatten(-1, (-1, fmt.block))
+    amax = blocks.abs().amax(dim=-1)
+    if fmt.outer:
+        if rule is not None:
+            raise MxdebugError("exponent rule", f"none for {fmt.name}", repr(rule), "its block scales are E4M3, not powers of two")
+        if not torch.isfinite(x).all():
+            raise MxdebugError("values", "finite numbers", "NaN or inf", "an overflow upstream")
+        if global_scale is None:
+            global_scale = (x.float().abs().amax() / (E4M3.max * E2M1.max)).clamp(min=torch.finfo(torch.float32).tiny)
+        g = global_scale.double()
+        scales = E4M3.encode((amax / fmt.element.max / g.reshape(*g.shape, *[1] * (amax.dim() - g.dim()))).float())
+        step = fmt.scale.decode(scales).double() * g.reshape(*g.shape, *[1] * (amax.dim() - g.dim()))
+    else:
+        if rule is None:
+            raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", "none",
+                               "quantisers differ here, so mxdebug has no default")
+        scales = shared_exponent(amax.float(), fmt.element, rule)
+        step = torch.exp2(scales.double() - 127)
+    scaled = torch.where(step[..., None] == 0, 0.0, blocks / torch.where(step == 0, 1.0, step)[..., None])
+    if not fmt.outer and fmt.packed:
+        scaled = torch.where((scales == 255)[..., None], 0.0, scaled)  # the block reads as NaN through its scale
+    codes = fmt.element.encode(scaled.float().flatten(-2))
+    return BlockTensor(pack_fp4(codes) if fmt.packed else codes, scales, fmt, global_scale)

@@ -1,0 +1,230 @@
+"""A layout: where the byte at logical (row, column) lies in memory. Written as one readable einops pattern."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ..errors import MxdebugError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An invertible order of the bytes of a [rows, columns] uint8 matrix.
+
+    pattern   einops, logical axes on the left, physical axes on the right, slowest first: "(mt m4 m32) (kt k4) -> mt kt m32 m4 k4"
+    sizes     the axes of fixed size
+    pads      whether a matrix that does not fill the tiles is padded with `fill` (True) or refused (False)
+    bits      for layouts that also permute bits: of each 32-bit little-endian word of physical bytes, source bit b goes to bits[b]
+    source    who defines it
+
+    Leading axes (experts) are batch axes: every slab is laid out on its own.
+    """
+
+    name: str
+    pattern: str
+    sizes: tuple[tuple[str, int], ...]
+    pads: bool
+    source: str
+    bits: tuple[int, ...] | None = None
+    fill: int = 0
+
+    # -- geometry ---------------------------------------------------------------------------------------------
+
+    @property
+    def _axes(self) -> tuple[list[str], list[str], list[str]]:
+        left, right = self.pattern.split("->")
+        groups = [re.findall(r"\w+", g) for g in re.findall(r"\([^)]*\)|\w+", left)]
+        if len(groups) != 2:
+            raise MxdebugError(f"layout {self.name}", "a pattern with two logical axes", self.pattern)
+        return groups[0], groups[1], re.findall(r"\w+", right)
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """(rows, columns) that a matrix must be a multiple of, or is padded to."""
+        sizes = dict(self.sizes)
+        rows, cols, _ = self._axes
+        return math.prod(sizes.get(a, 1) for a in rows), math.prod(sizes.get(a, 1) for a in cols)
+
+    def padded(self, rows: int, cols: int) -> tuple[int, int]:
+        """The shape that a [rows, cols] matrix takes up; raises where the layout does not pad."""
+        tr, tc = self.tile
+        out = (-(-rows // tr) * tr, -(-cols // tc) * tc)
+        if out != (rows, cols) and not self.pads:
+            raise MxdebugError(f"matrix for layout {self.name}", f"rows % {tr} == 0 and columns % {tc} == 0",
+                               f"{rows} x {cols}", f"this layout does not pad; pad before it ({self.source})")
+        return out
+
+    def physical_shape(self, rows: int, cols: int) -> tuple[int, ...]:
+        """The physical axes, slowest first, of a [rows, cols] matrix."""
+        sizes = self._all_sizes(*self.padded(rows, cols))
+        return tuple(sizes[a] for a in self._axes[2])
+
+    def _all_sizes(self, rows: int, cols: int) -> dict[str, int]:
+        sizes = dict(self.sizes)
+        tr, tc = self.tile
+        for axes, total, tile in ((self._axes[0], rows, tr), (self._axes[1], cols, tc)):
+            for a in axes:
+                sizes.setdefault(a, total // tile)
+        return sizes
+
+    # -- bytes ------------------------------------------------------------------------------------------------
+
+    def pack(self, logical: Tensor) -> Tensor:
+        """uint8 [..., rows, cols] -> uint8 [..., *physical_shape]."""
+        self._check(logical, "logical matrix")
+        rows, cols = logical.shape[-2:]
+        pr, pc = self.padded(rows, cols)
+        if (pr, pc) != (rows, cols):
+            logical = torch.nn.functional.pad(logical, (0, pc - cols, 0, pr - rows), value=self.fill)
+        left, right = self.pattern.split("->")
+        out = rearrange(logical, f"... {left} -> ... {right}", **dict(self.sizes)).contiguous()
+        return _permute_bits(out, self.bits) if self.bits else out
+
+    def unpack(self, physical: Tensor, rows: int, cols: int) -> Tensor:
+        """uint8 bytes of any shape -> uint8 [..., rows, cols]: what a reader of this layout sees in them.
+
+        The batch axes are inferred: as many leading axes of `physical` as are needed to leave one slab of bytes.
+        Raises MxdebugError where the bytes are not a whole number of slabs.
+        """
+        self._check(physical, "physical bytes")
+        pr, pc = self.padded(rows, cols)
+        batch = _batch_shape(physical, pr * pc, f"bytes for layout {self.name} of {rows} x {cols}")
+        flat = physical.reshape(*batch, pr * pc)
+        if self.bits:
+            flat = _permute_bits(flat, _inverse(self.bits))
+        left, right = self.pattern.split("->")
+        sizes = self._all_sizes(pr, pc)
+        out = rearrange(flat, f"... ({right}) -> ... {left}", **{a: sizes[a] for a in self._axes[2]})
+        return out[..., :rows, :cols].contiguous()
+
+    def index_map(self, rows: int, cols: int) -> Tensor:
+        """int64 [rows, cols]: the physical byte offset of each logical byte, within one slab.
+
+        For a layout that permutes bits, the offset of the byte before the bits of its 32-bit word are permuted.
+        """
+        pr, pc = self.padded(rows, cols)
+        sizes = self._all_sizes(pr, pc)
+        left, right = self.pattern.split("->")
+        flat = torch.arange(pr * pc)
+        return rearrange(flat, f"({right}) -> {left}", **{a: sizes[a] for a in self._axes[2]})[:rows, :cols].contiguous()
+
+    def explain(self, row: int, column: int, rows: int, cols: int) -> str:
+        """Derive in words where the byte at (row, column) of a [rows, cols] matrix lies."""
+        if not (0 <= row < rows and 0 <= column < cols):
+            raise MxdebugError("position", f"inside {rows} x {cols}", f"({row}, {column})")
+        pr, pc = self.padded(rows, cols)
+        sizes = self._all_sizes(pr, pc)
+        row_axes, col_axes, out_axes = self._axes
+        digits = {**_digits(row, row_axes, sizes), **_digits(column, col_axes, sizes)}
+        strides, step = {}, 1
+        for a in reversed(out_axes):
+            strides[a], step = step, step * sizes[a]
+        offset = sum(digits[a] * strides[a] for a in out_axes)
+        lines = [f"{self.name}: {self.pattern}"]
+        if (pr, pc) != (rows, cols):
+            lines.append(f"{rows} x {cols} is padded to {pr} x {pc} with {self.fill}")
+        lines.append(f"row {row} = " + _digit_text(digits, row_axes, sizes))
+        lines.append(f"column {column} = " + _digit_text(digits, col_axes, sizes))
+        lines.append("offset = " + " + ".join(f"{a} {digits[a]}*{strides[a]}" for a in out_axes) + f" = {offset}")
+        if self.bits:
+            word, byte = divmod(offset, 4)
+            lines.append(f"that is byte {byte} of word {word}; its bits are then permuted inside the word:")
+            for label, source in (("low nibble", range(4)), ("high nibble", range(4, 8))):
+                moves = ", ".join(f"{'MEES'[b % 4]} to bit {self.bits[8 * byte + b]}" for b in reversed(source))
+                lines.append(f"  {label}: {moves}")
+        else:
+            lines.append(f"linear would be {row}*{cols} + {column} = {row * cols + column}")
+        return "\n".join(lines)
+
+    def _check(self, t: Tensor, what: str) -> None:
+        if t.dtype != torch.uint8:
+            raise MxdebugError(f"{what} for layout {self.name}", "dtype torch.uint8", str(t.dtype),
+                               "view it as uint8 first (view, never a cast by value)")
+        if t.dim() < 2 and what.startswith("logical"):
+            raise MxdebugError(f"{what} for layout {self.name}", "at least two dimensions", f"shape {list(t.shape)}")
+
+
+def _batch_shape(t: Tensor, slab: int, what: str) -> tuple[int, ...]:
+    count, rest = divmod(t.numel(), slab) if slab else (0, 1)
+    if rest or count == 0:
+        raise MxdebugError(what, f"a multiple of {slab} bytes", f"{t.numel()} bytes, shape {list(t.shape)}",
+                           "rows or columns not padded, or another layout's padding")
+    lead, batch = 1, []
+    for size in t.shape:
+        if lead == count:
+            break
+        lead *= size
+        batch.append(size)
+    return tuple(batch) if lead == count and batch else ((count,) if count > 1 else ())
+
+
+def _digits(value: int, axes: list[str], sizes: dict[str, int]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for a in reversed(axes):
+        value, out[a] = divmod(value, sizes[a])
+    return out
+
+
+def _digit_text(digits: dict[str, int], axes: list[str], sizes: dict[str, int]) -> str:
+    parts, step = [], 1
+    for a in reversed(axes):
+        parts.append(f"{a} {digits[a]}" + (f"*{step}" if step > 1 else ""))
+        step *= sizes[a]
+    return " + ".join(reversed(parts))
+
+
+def _inverse(bits: tuple[int, ...]) -> tuple[int, ...]:
+    out = [0] * len(bits)
+    for source, target in enumerate(bits):
+        out[target] = source
+    return tuple(out)
+
+
+def _permute_bits(t: Tensor, bits: tuple[int, ...]) -> Tensor:
+    """Permute the bits of each 32-bit little-endian word: source bit b goes to bits[b]."""
+    words = t.contiguous().flatten().view(torch.int32)
+    # Bits that move by the same distance move together: a dozen shifts instead of 32.
+    masks: dict[int, int] = {}
+    for source, target in enumerate(bits):
+        masks[target - source] = masks.get(target - source, 0) | 1 << source
+    out = torch.zeros_like(words)
+    for shift, mask in masks.items():
+        part = words & (mask - (1 << 32) if mask >> 31 else mask)
+        if shift >= 0:
+            out |= part << shift
+        else:  # int32 >> is arithmetic: clear the copies of the sign bit
+            out |= (part >> -shift) & ((1 << (32 + shift)) - 1)
+    return out.view(torch.uint8).view(t.shape)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Layouts applied one after the other to the same bytes: `first`'s result is read as [rows, cols] by `second`.
+
+    That is what applying a swizzle to bytes that are swizzled already does.
+    """
+
+    first: Layout
+    second: Layout
+
+    @property
+    def name(self) -> str:
+        return f"{self.second.name} of {self.first.name}" if self.first != self.second else f"{self.first.name} applied twice"
+
+    def padded(self, rows: int, cols: int) -> tuple[int, int]:
+        return self.second.padded(*self.first.padded(rows, cols))
+
+    def pack(self, logical: Tensor) -> Tensor:
+        """As Layout.pack."""
+        pr, pc = self.first.padded(*logical.shape[-2:])
+        return self.second.pack(self.first.pack(logical).reshape(*logical.shape[:-2], pr, pc))
+
+    def unpack(self, physical: Tensor, rows: int, cols: int) -> Tensor:
+        """As Layout.unpack."""
+        return self.first.unpack(self.second.unpack(physical, *self.first.padded(rows, cols)), rows, cols)

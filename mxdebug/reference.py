@@ -1,0 +1,286 @@
+"""What does the layer compute? Linear layer and mixture of experts in plain PyTorch, with named rounding points.
+
+With `EXACT` roundings this is what the checkpoint means; with a kernel's roundings it is what that kernel computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .errors import MxdebugError
+from .formats import BlockTensor, ScaleCodec
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """The dtype in which each intermediate result is stored; None keeps the computing precision."""
+
+    gemm1: torch.dtype | None
+    activation: torch.dtype | None
+    gemm2: torch.dtype | None
+    output: torch.dtype | None
+
+
+EXACT = Roundings(None, None, None, None)
+
+
+def _store(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return x if dtype is None else x.to(dtype).to(x.dtype)
+
+
+# -- activations ------------------------------------------------------------------------------------------------
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return torch.nn.functional.relu(x).square()
+
+
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,  # erf; what FlashInfer CUTLASS computes for Geglu
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu2": _relu2,
+}
+GATED = ("swiglu", "silu", "gelu", "gelu_tanh")
+KINDS = (*GATED, "relu2")
+CLAMPS = ("gate above, up both", "gate both, up both", "gate above, up above", "gate both, up above", "after activation", "up above, gate both sides swapped")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What stands between the two GEMMs.
+
+    kind    swiglu: gate * sigmoid(alpha * gate) * (up + beta), gate capped at limit, up clamped to [-limit, limit];
+            silu, gelu (erf), gelu_tanh: act(gate) * up; relu2: relu(up)^2, a layer without gate
+    alpha, beta, limit   float32 [experts], only for swiglu; None means 1, 0, no limit
+    clamp   where the limit acts; CLAMP is what FlashInfer, vLLM and gpt-oss do, the others are known mistakes
+    """
+
+    kind: str
+    alpha: Tensor | None = None
+    beta: Tensor | None = None
+    limit: Tensor | None = None
+    clamp: str = "gate above, up both"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise MxdebugError("activation", f"one of {', '.join(KINDS)}", repr(self.kind))
+        if self.kind != "swiglu" and not (self.alpha is None and self.beta is None and self.limit is None):
+            raise MxdebugError(f"activation {self.kind}", "no alpha, beta or limit", "some", "only swiglu has parameters")
+        if self.clamp not in CLAMPS:
+            raise MxdebugError("activation clamp", f"one of {', '.join(CLAMPS)}", repr(self.clamp))
+
+    @property
+    def gated(self) -> bool:
+        return self.kind in GATED
+
+    def parameter(self, name: str, expert: int) -> float | None:
+        """alpha, beta or limit of one expert; None where it was not given."""
+        values = getattr(self, name)
+        return None if values is None else float(values[expert])
+
+    def __call__(self, gate: Tensor | None, up: Tensor, expert: int) -> Tensor:
+        """[tokens, I] pre-activations of one expert -> [tokens, I]."""
+        if not self.gated:
+            return _PLAIN[self.kind](up)
+        if self.kind != "swiglu":
+            return _PLAIN[self.kind](gate) * up
+        alpha, beta, limit = (self.parameter(n, expert) for n in ("alpha", "beta", "limit"))
+        alpha, beta = (1.0 if alpha is None else alpha), (0.0 if beta is None else beta)
+        if limit is not None and self.clamp != "after activation":
+            if self.clamp == "up above, gate both sides swapped":
+                gate, up = gate.clamp(-limit, limit), up.clamp(max=limit)
+            else:
+                gate_side, up_side = self.clamp.split(", ")
+                gate = gate.clamp(max=limit) if gate_side == "gate above" else gate.clamp(-limit, limit)
+                up = up.clamp(-limit, limit) if up_side == "up both" else up.clamp(max=limit)
+        out = gate * torch.sigmoid(gate * alpha) * (up + beta)
+        return out.clamp(-limit, limit) if limit is not None and self.clamp == "after activation" else out
+
+
+# -- layers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Which part of a layer: tensor parallel (slices of the intermediate size) and expert parallel (slices of the experts)."""
+
+    tp_size: int = 1
+    tp_rank: int = 0
+    ep_size: int = 1
+    ep_rank: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "ep"):
+            size, rank = getattr(self, f"{name}_size"), getattr(self, f"{name}_rank")
+            if not 0 <= rank < size:
+                raise MxdebugError(f"{name}_rank", f"0 <= rank < {name}_size = {size}", str(rank))
+
+
+@dataclass(frozen=True)
+class MoELayer:
+    """A mixture of experts in logical order, whatever order its file or kernel uses.
+
+    gate, up   BlockTensor [E, I, H]; gate is None for a layer without gate
+    down       BlockTensor [E, H, I]
+    *_bias     [E, I], [E, I], [E, H] or None
+    scale      the codec that the reader applies to block scales; None: the format's own
+    """
+
+    gate: BlockTensor | None
+    up: BlockTensor
+    down: BlockTensor
+    activation: Activation
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    scale: ScaleCodec | None = None
+
+    def __post_init__(self) -> None:
+        e, i, h = self.up.shape
+        if self.activation.gated != (self.gate is not None):
+            raise MxdebugError("gate weight (w1)", "present" if self.activation.gated else "absent",
+                               "absent" if self.gate is None else "present", f"activation {self.activation.kind}")
+        for name, t, want in (("gate weight (w1)", self.gate, (e, i, h)), ("down weight (w2)", self.down, (e, h, i)),
+                              ("gate bias", self.gate_bias, (e, i)), ("up bias", self.up_bias, (e, i)), ("down bias", self.down_bias, (e, h))):
+            if t is not None and tuple(t.shape) != want:
+                raise MxdebugError(name, f"shape {list(want)} for up weight {[e, i, h]}", f"shape {list(t.shape)}",
+                                   "parts of two layers, or a padded next to an unpadded one")
+        for name in ("alpha", "beta", "limit"):
+            t = getattr(self.activation, name)
+            if t is not None and tuple(t.shape) != (e,):
+                raise MxdebugError(f"swiglu {name}", f"shape [{e}], one for each expert", f"shape {list(t.shape)}")
+
+    @property
+    def experts(self) -> int:
+        return self.up.shape[0]
+
+    @property
+    def intermediate(self) -> int:
+        return self.up.shape[1]
+
+    @property
+    def hidden(self) -> int:
+        return self.up.shape[2]
+
+    def part(self, p: Parallel) -> MoELayer:
+        """The slice that one rank holds.
+
+        Tensor parallel: whole blocks, the first ranks get ceil(blocks / tp_size) (vLLM models/gpt_oss.py); the down bias
+        stays whole, since rank 0 alone adds it. Expert parallel: consecutive experts, equally many on each rank.
+        """
+        if self.experts % p.ep_size:
+            raise MxdebugError("experts", f"a multiple of ep_size {p.ep_size}", str(self.experts))
+        n, block = self.experts // p.ep_size, self.down.format.block
+        share = -(-(self.intermediate // block) // p.tp_size) * block
+        rows = slice(p.tp_rank * share, min((p.tp_rank + 1) * share, self.intermediate))
+        if rows.start >= self.intermediate:
+            raise MxdebugError("tp_rank", f"a rank that holds some of {self.intermediate // block} blocks", f"rank {p.tp_rank} of {p.tp_size}")
+        which = slice(p.ep_rank * n, (p.ep_rank + 1) * n)
+        per_byte = 2 if self.down.format.packed else 1
+        down = replace(self.down[which],
+                       payload=self.down.payload[which, :, rows.start // per_byte: rows.stop // per_byte],
+                       scales=self.down.scales[which, :, rows.start // block: rows.stop // block])
+        pick = {name: None if t is None else t[which] for name, t in
+                (("alpha", self.activation.alpha), ("beta", self.activation.beta), ("limit", self.activation.limit))}
+        return replace(
+            self, gate=None if self.gate is None else self.gate[which, rows], up=self.up[which, rows], down=down,
+            activation=replace(self.activation, **pick),
+            gate_bias=None if self.gate_bias is None else self.gate_bias[which, rows],
+            up_bias=None if self.up_bias is None else self.up_bias[which, rows],
+            down_bias=None if self.down_bias is None else self.down_bias[which])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One forward pass: the output and, for each (token, slot) that an expert here computed, its pre-activations.
+
+    output [T, H]; token, slot, expert int64 [N]; gate (or None) and up float [N, I], biases added, before any clamp.
+    """
+
+    output: Tensor
+    token: Tensor
+    slot: Tensor
+    expert: Tensor
+    gate: Tensor | None
+    up: Tensor
+
+
+def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, parallel: Parallel, roundings: Roundings,
+            compute: torch.dtype = torch.float32, keep: bool = False) -> Trace:
+    """Run a mixture of experts.
+
+    x        [T, H] activations
+    experts  int [T, k] global expert ids; ids outside this rank's ep slice contribute nothing
+    router   [T, k] router weights
+    layer    the experts of this rank, in logical order
+    parallel the down bias is added on tp_rank 0 only; local expert 0 has the global id ep_rank * local experts
+    roundings where results are stored in a smaller dtype; `compute` is the precision in between
+    keep     whether the Trace holds pre-activations
+    Raises MxdebugError where shapes do not fit.
+    """
+    _check_call(x, experts, router, layer)
+    tokens, slots = experts.shape
+    local = experts.long() - parallel.ep_rank * layer.experts
+    contributions = torch.zeros(tokens, slots, layer.hidden, dtype=compute, device=x.device)
+    kept: list[tuple[Tensor, ...]] = []
+    for e in sorted(set(local[(local >= 0) & (local < layer.experts)].tolist())):
+        token, slot = (local == e).nonzero(as_tuple=True)
+        gate, up = _first_gemm(x[token].to(compute), layer, e, roundings)
+        act = _store(layer.activation(gate, up, e), roundings.activation)
+        y = _store(act @ layer.down[e].dequantise(compute, layer.scale).T, roundings.gemm2)
+        if layer.down_bias is not None and parallel.tp_rank == 0:
+            y = y + layer.down_bias[e].to(compute)
+        contributions[token, slot] = y * router[token, slot].to(compute)[:, None]
+        if keep:
+            kept.append((token, slot, torch.full_like(token, e), *(() if gate is None else (gate,)), up))
+    out = contributions[:, 0]
+    for k in range(1, slots):  # in this order: float addition is not associative
+        out = out + contributions[:, k]
+    if roundings.output is not None:
+        out = out.to(roundings.output)
+    columns = [torch.cat(c) for c in zip(*kept)] if kept else []
+    empty = torch.zeros(0, dtype=torch.long)
+    return Trace(out, *(columns[:3] or (empty, empty, empty)),
+                 gate=columns[3] if len(columns) == 5 else None, up=columns[-1] if columns else torch.zeros(0, layer.intermediate))
+
+
+def moe(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, parallel: Parallel = Parallel(),
+        roundings: Roundings = EXACT, compute: torch.dtype = torch.float32) -> Tensor:
+    """The output [T, H] of `forward`."""
+    return forward(x, experts, router, layer, parallel=parallel, roundings=roundings, compute=compute).output
+
+
+def linear(x: Tensor, weight: BlockTensor, bias: Tensor | None = None, *, scale: ScaleCodec | None = None,
+           output: torch.dtype | None = None, compute: torch.dtype = torch.float32) -> Tensor:
+    """A linear layer: x [..., K] @ weight [N, K] transposed + bias [N]; stored as `output` where that is given."""
+    if x.shape[-1] != weight.columns:
+        raise MxdebugError("activations", f"last dimension {weight.columns}", f"shape {list(x.shape)}", "padded weights, unpadded activations")
+    y = x.to(compute) @ weight.dequantise(compute, scale).T
+    if bias is not None:
+        y = y + bias.to(compute)
+    return y if output is None else y.to(output)
+
+
+def _first_gemm(x: Tensor, layer: MoELayer, e: int, r: Roundings) -> tuple[Tensor | None, Tensor]:
+    out = []
+    for weight, bias in ((layer.gate, layer.gate_bias), (layer.up, layer.up_bias)):
+        if weight is None:
+            out.append(None)
+            continue
+        h = _store(x @ weight[e].dequantise(x.dtype, layer.scale).T, r.gemm1)
+        out.append(h if bias is None else h + bias[e].to(x.dtype))
+    return out[0], out[1]
+
+
+def _check_call(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer) -> None:
+    if x.dim() != 2 or x.shape[1] != layer.hidden:
+        raise MxdebugError("activations", f"shape [tokens, {layer.hidden}]", f"shape {list(x.shape)}", "hidden size padded on one side only")
+    if experts.dim() != 2 or experts.shape[0] != x.shape[0] or experts.is_floating_point():
+        raise MxdebugError("selected experts", f"integers of shape [{x.shape[0]}, top-k]", f"{experts.dtype} of shape {list(experts.shape)}")
+    if router.shape != experts.shape:
+        raise MxdebugError("router weights", f"shape {list(experts.shape)}", f"shape {list(router.shape)}")
