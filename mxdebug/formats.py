@@ -270,11 +270,13 @@ def shared_exponent(amax: Tensor, element: ElementCodec, rule: str) -> Tensor:
     ceil   ceil(log2(amax / max element))                called RCEIL; vLLM's and FlashInfer's quantisers
     even   floor(log2 of amax rounded to the element's mantissa) - emax
 
-    Clamped to 0x00..0xFE; NaN gives 0xFF; a block of zeros gives 0x00.
+    Clamped to 0x00..0xFE; NaN gives 0xFF; a block of zeros gives 0x00; inf counts as the binade above the largest
+    float32 (so the block reads as inf again, and torchao's bytes are the same).
     """
     if rule not in EXPONENT_RULES:
         raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", repr(rule))
     amax = amax.float()
+    nan = torch.isnan(amax)
     if rule == "ceil":
         # Exact in float64: m in [0.5, 1), so amax/max is a power of two only where m is exactly 0.5.
         m, e = torch.frexp(amax.double() / element.max)
@@ -282,11 +284,13 @@ def shared_exponent(amax: Tensor, element: ElementCodec, rule: str) -> Tensor:
     else:
         if rule == "even":
             # Adding half a unit of the last mantissa place to the bits carries into the exponent exactly where the
-            # maximum rounds up to the next power of two (torchao ScaleCalculationMode.EVEN).
-            amax = (amax.view(torch.int32) + (1 << (23 - element.mantissa_bits - 1))).view(torch.float32)
+            # maximum rounds up to the next power of two (torchao ScaleCalculationMode.EVEN). Only the exponent is kept:
+            # above the largest binade stands inf, not a NaN.
+            amax = ((amax.view(torch.int32) + (1 << (23 - element.mantissa_bits - 1))) & 0x7F800000).view(torch.float32)
         exponent = torch.frexp(amax.double())[1] - 1 - element.emax
+    exponent = torch.where(torch.isinf(amax), 128 - (0 if rule == "ceil" else element.emax), exponent)
     exponent = torch.where(amax == 0, -127, exponent).clamp(-127, 127)
-    return torch.where(torch.isnan(amax), 255, exponent + 127).to(torch.uint8)
+    return torch.where(nan, 255, exponent + 127).to(torch.uint8)
 
 
 def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_scale: Tensor | None = None) -> BlockTensor:

@@ -212,14 +212,14 @@ class Trace:
 
 def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, parallel: Parallel, roundings: Roundings,
             compute: torch.dtype = torch.float32, keep: bool = False) -> Trace:
-    """Run a mixture of experts.
+    """Run a mixture of experts. The two GEMMs accumulate in float64, so that the result does not depend on a BLAS's order.
 
     x        [T, H] activations
     experts  int [T, k] global expert ids; ids outside this rank's ep slice contribute nothing
     router   [T, k] router weights
     layer    the experts of this rank, in logical order
     parallel the down bias is added on tp_rank 0 only; local expert 0 has the global id ep_rank * local experts
-    roundings where results are stored in a smaller dtype; `compute` is the precision in between
+    roundings where results are stored in a smaller dtype; `compute` is the precision between the GEMMs
     keep     whether the Trace holds pre-activations
     Raises MxdebugError where shapes do not fit.
     """
@@ -230,9 +230,9 @@ def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, para
     kept: list[tuple[Tensor, ...]] = []
     for e in sorted(set(local[(local >= 0) & (local < layer.experts)].tolist())):
         token, slot = (local == e).nonzero(as_tuple=True)
-        gate, up = _first_gemm(x[token].to(compute), layer, e, roundings)
+        gate, up = _first_gemm(x[token], layer, e, roundings, compute)
         act = _store(layer.activation(gate, up, e), roundings.activation)
-        y = _store(act @ layer.down[e].dequantise(compute, layer.scale).T, roundings.gemm2)
+        y = _gemm(act, layer.down[e], layer.scale, roundings.gemm2, compute)
         if layer.down_bias is not None and parallel.tp_rank == 0:
             y = y + layer.down_bias[e].to(compute)
         contributions[token, slot] = y * router[token, slot].to(compute)[:, None]
@@ -266,14 +266,18 @@ def linear(x: Tensor, weight: BlockTensor, bias: Tensor | None = None, *, scale:
     return y if output is None else y.to(output)
 
 
-def _first_gemm(x: Tensor, layer: MoELayer, e: int, r: Roundings) -> tuple[Tensor | None, Tensor]:
+def _gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec | None, stored: torch.dtype | None, compute: torch.dtype) -> Tensor:
+    return _store((x.double() @ weight.dequantise(torch.float64, scale).T).to(compute), stored)
+
+
+def _first_gemm(x: Tensor, layer: MoELayer, e: int, r: Roundings, compute: torch.dtype) -> tuple[Tensor | None, Tensor]:
     out = []
     for weight, bias in ((layer.gate, layer.gate_bias), (layer.up, layer.up_bias)):
         if weight is None:
             out.append(None)
             continue
-        h = _store(x @ weight[e].dequantise(x.dtype, layer.scale).T, r.gemm1)
-        out.append(h if bias is None else h + bias[e].to(x.dtype))
+        h = _gemm(x, weight[e], layer.scale, r.gemm1, compute)
+        out.append(h if bias is None else h + bias[e].to(compute))
     return out[0], out[1]
 
 

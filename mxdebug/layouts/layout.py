@@ -89,12 +89,14 @@ class Layout:
     def unpack(self, physical: Tensor, rows: int, cols: int) -> Tensor:
         """uint8 bytes of any shape -> uint8 [..., rows, cols]: what a reader of this layout sees in them.
 
-        The batch axes are inferred: as many leading axes of `physical` as are needed to leave one slab of bytes.
+        The batch axes are those in front of the layout's physical (or padded 2-D) shape; where the bytes have neither,
+        as many leading axes of `physical` as are needed to leave one slab.
         Raises MxdebugError where the bytes are not a whole number of slabs.
         """
         self._check(physical, "physical bytes")
         pr, pc = self.padded(rows, cols)
-        batch = _batch_shape(physical, pr * pc, f"bytes for layout {self.name} of {rows} x {cols}")
+        tails = (self.physical_shape(rows, cols), (pr, pc))
+        batch = _batch_shape(physical, pr * pc, tails, f"bytes for layout {self.name} of {rows} x {cols}")
         flat = physical.reshape(*batch, pr * pc)
         if self.bits:
             flat = _permute_bits(flat, _inverse(self.bits))
@@ -150,11 +152,14 @@ class Layout:
             raise MxdebugError(f"{what} for layout {self.name}", "at least two dimensions", f"shape {list(t.shape)}")
 
 
-def _batch_shape(t: Tensor, slab: int, what: str) -> tuple[int, ...]:
+def _batch_shape(t: Tensor, slab: int, tails: tuple[tuple[int, ...], ...], what: str) -> tuple[int, ...]:
     count, rest = divmod(t.numel(), slab) if slab else (0, 1)
     if rest or count == 0:
         raise MxdebugError(what, f"a multiple of {slab} bytes", f"{t.numel()} bytes, shape {list(t.shape)}",
                            "rows or columns not padded, or another layout's padding")
+    for tail in tails:  # an axis of one expert is kept where the shape shows it
+        if t.dim() >= len(tail) and tuple(t.shape[-len(tail):]) == tail:
+            return tuple(t.shape[:-len(tail)])
     lead, batch = 1, []
     for size in t.shape:
         if lead == count:

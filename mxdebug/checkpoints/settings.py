@@ -1,0 +1,189 @@
+"""What config.json says, and where: the kind of quantisation, the number of experts, the activation and its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import MxdebugError
+from ..formats import MXFP4
+from ..reference import Activation
+
+GPT_OSS = "gpt-oss"
+COMPRESSED_TENSORS = "compressed-tensors mxfp4-pack-quantized"
+KINDS = (GPT_OSS, COMPRESSED_TENSORS)
+SUPPORTED = ('quant_method "mxfp4" with gpt-oss names (*_proj_blocks, *_proj_scales), or "compressed-tensors" '
+             'with format "mxfp4-pack-quantized" (weight_packed, weight_scale)')
+
+GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT = 1.702, 1.0, 7.0
+BY_MODEL_TYPE = f"model_type gpt_oss (vLLM: {GPT_OSS_ALPHA}, {GPT_OSS_BETA}, {GPT_OSS_LIMIT})"  # vLLM quantization/mxfp4.py
+NOT_STATED = "not stated"
+PARAMETERS = ("alpha", "beta", "limit")
+
+# hidden_act -> activation kind. "uninterleave" is about row order only: the same function (vLLM fused_moe/activation.py).
+HIDDEN_ACT = {"swigluoai": "swiglu", "swigluoai_uninterleave": "swiglu", "silu": "silu", "gelu": "gelu",
+              "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh", "relu2": "relu2"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """config.json, a file from strangers: every value is checked for its type before use."""
+
+    path: Path
+    data: Mapping[str, Any]
+
+    def get(self, key: str, *types: type) -> tuple[Any, str] | None:
+        """(value, where) from the top level or from text_config; None where it is absent or null.
+
+        Raises MxdebugError for another type, or where the two places disagree.
+        """
+        found = [(d[key], f"config.json {where}{key}") for d, where in self._places() if d.get(key) is not None]
+        for value, where in found:
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise MxdebugError(f"{where} of {self.path.parent}", " or ".join(t.__name__ for t in types), f"{type(value).__name__} {_short(value)}")
+        if len(found) == 2 and found[0][0] != found[1][0]:
+            raise MxdebugError(f"{key} of {self.path}", "one value", f"{_short(found[0][0])} at the top, {_short(found[1][0])} in text_config",
+                               "a config edited in one place only; engines differ in which they read")
+        return found[0] if found else None
+
+    def _places(self) -> list[tuple[Mapping[str, Any], str]]:
+        text = self.data.get("text_config")
+        if text is not None and not isinstance(text, dict):
+            raise MxdebugError(f"text_config of {self.path}", "an object", f"{type(text).__name__} {_short(text)}")
+        return [(self.data, "")] + ([(text, "text_config.")] if text is not None else [])
+
+    @property
+    def model_type(self) -> str | None:
+        """text_config's, else the top level's: a multimodal model has one type of its own and one of its language model."""
+        for place, where in reversed(self._places()):
+            value = place.get("model_type")
+            if isinstance(value, str):
+                return value
+            if value is not None:
+                raise MxdebugError(f"config.json {where}model_type of {self.path.parent}", "str", f"{type(value).__name__} {_short(value)}")
+        return None
+
+
+def stated_kind(config: Config) -> str:
+    """GPT_OSS or COMPRESSED_TENSORS, as quantization_config says. Raises MxdebugError for every other format, or none."""
+    found = config.get("quantization_config", dict)
+    operand = f"quantization_config of {config.path}"
+    if found is None:
+        raise MxdebugError(operand, SUPPORTED, "none", "a checkpoint that is not quantised, or a config.json of the base model")
+    quantisation = found[0]
+    method, fmt = quantisation.get("quant_method"), quantisation.get("format")
+    if method == "mxfp4":
+        return GPT_OSS
+    if method != "compressed-tensors" or fmt != "mxfp4-pack-quantized":
+        raise MxdebugError(operand, SUPPORTED, f"quant_method {_short(method)}, format {_short(fmt)}",
+                           "NVFP4 has other blocks, scales and a global scale" if "nvfp4" in str(fmt) else "a format that is not read yet")
+    groups = quantisation.get("config_groups")
+    for name, group in (groups.items() if isinstance(groups, dict) else [("config_groups", groups)] if groups is not None else []):
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise MxdebugError(f"config_groups of {operand}", "objects with weights", f"{name}: {_short(group)}")
+        for key, want in (("num_bits", MXFP4.element.bits), ("group_size", MXFP4.block), ("type", "float")):
+            if weights.get(key) not in (None, want):
+                raise MxdebugError(f"{name} of {operand}", f"{key} {want!r}, which is MXFP4's", _short(weights[key]),
+                                   "another format under this name; a block of 16 is NVFP4's")
+    return COMPRESSED_TENSORS
+
+
+def stated_experts(config: Config) -> tuple[int, str] | None:
+    """(number of experts, where) if config.json states it. Engines use one of three names."""
+    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if (found := config.get(key, int)) is not None:
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class Stated:
+    """The activation, where each of its parts came from, and which of alpha, beta, limit config.json states itself."""
+
+    activation: Activation
+    provenance: Mapping[str, str]
+    stated: frozenset[str]
+
+
+def read_activation(config: Config, kind: str, experts: int) -> Stated:
+    """The activation of a layer with `experts` experts; alpha, beta and limit become float32 [experts].
+
+    model_type gpt_oss: swiglu with 1.702 and 1.0 whatever hidden_act says, and swiglu_limit, by default 7.0.
+    Others: by hidden_act (Nemotron writes mlp_hidden_act); a parameter that is not stated stays None, nothing is assumed.
+    Raises MxdebugError for an unknown activation, or parameters that do not fit it.
+    """
+    parameters = {p: _number(config, f"swiglu_{p}") for p in PARAMETERS}
+    for p in PARAMETERS:
+        if (per_layer := config.get(f"swiglu_{p}s", object)) is not None:
+            raise MxdebugError(f"{per_layer[1]} of {config.path.parent}", f"swiglu_{p}, one number", _short(per_layer[0]),
+                               "a model with one value a layer, which is not read yet")
+    stated = frozenset(p for p, found in parameters.items() if found)
+    where = {p: found[1] if found else NOT_STATED for p, found in parameters.items()}
+    values = {p: found[0] if found else None for p, found in parameters.items()}
+    if config.model_type == "gpt_oss":
+        for p, default in zip(PARAMETERS, (GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT)):
+            if values[p] is None:
+                values[p], where[p] = default, BY_MODEL_TYPE
+            elif p != "limit" and values[p] != default:
+                raise MxdebugError(f"{where[p]} of {config.path.parent}", f"{default}, which engines fix for model_type gpt_oss", str(values[p]),
+                                   "a changed model under the old model_type; engines ignore the value")
+        where["activation"] = BY_MODEL_TYPE
+        act = "swiglu"
+    else:
+        act, where["activation"] = _hidden_act(config, kind, stated)
+    tensors = {p: torch.full((experts,), v, dtype=torch.float32) for p, v in values.items() if v is not None}
+    return Stated(Activation(act, **tensors), where, stated)
+
+
+def _hidden_act(config: Config, kind: str, stated: frozenset[str]) -> tuple[str, str]:
+    found = config.get("hidden_act", str) or config.get("mlp_hidden_act", str)
+    known = ", ".join(HIDDEN_ACT)
+    if found is None:
+        raise MxdebugError(f"hidden_act of {config.path}", f"one of {known}", "none", "a shortened config.json; the activation cannot be known")
+    name, where = found
+    operand = f"{where} of {config.path.parent}"
+    if name not in HIDDEN_ACT:
+        raise MxdebugError(operand, f"one of {known}", repr(name), "an activation that is not known yet")
+    act = HIDDEN_ACT[name]
+    if kind == GPT_OSS and act == "silu":
+        # gpt-oss itself writes "silu" and means another function, so with its names "silu" alone settles nothing.
+        raise MxdebugError(operand, "model_type gpt_oss, or hidden_act swigluoai", f"{name!r} with model_type {config.model_type!r}",
+                           "a model derived from gpt-oss, whose hidden_act silu stands for swigluoai")
+    if act == "silu" and stated == {"limit"}:
+        return "swiglu", f"{where} {name}, with a limit"
+    if act != "swiglu" and stated:
+        raise MxdebugError(operand, "swigluoai, which has parameters" + (" (silu may have swiglu_limit)" if act == "silu" else ""),
+                           f"{name!r} next to {', '.join(f'swiglu_{p}' for p in PARAMETERS if p in stated)}", "a config edited in one place only")
+    return act, f"{where} {name}"
+
+
+def _number(config: Config, key: str) -> tuple[float, str] | None:
+    found = config.get(key, int, float)
+    if found is None:
+        return None
+    value, where = found
+    operand = f"{where} of {config.path.parent}"
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(torch.tensor(number, dtype=torch.float32).item()):  # kernels take float32
+        raise MxdebugError(operand, "a finite float32", _short(value))
+    if key == "swiglu_limit" and number <= 0:
+        raise MxdebugError(operand, "above 0", str(number), "meant as 'no limit', as some engines read 0; others clamp everything to 0")
+    return number, where
+
+
+def _short(value: Any) -> str:
+    """repr, cut: a config.json can hold anything, at any length."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        text = "a very large number"
+    return text if len(text) <= 80 else text[:77] + "..."

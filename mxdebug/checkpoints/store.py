@@ -1,0 +1,147 @@
+"""Which file holds which tensor, and how one of them is read without the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import MxdebugError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises MxdebugError where there is no file, no JSON, or no object at the top."""
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise MxdebugError(str(path), "a readable JSON file", f"{type(error).__name__} ({error.strerror})",
+                           "not downloaded, or weights copied without it") from error
+    except (ValueError, RecursionError) as error:  # bad UTF-8 and bad JSON are both ValueError
+        raise MxdebugError(str(path), "JSON", f"something else ({error})", "an interrupted download, or a Git LFS pointer") from error
+    if not isinstance(data, dict):
+        raise MxdebugError(str(path), "a JSON object", type(data).__name__, "another file under this name")
+    return data
+
+
+@dataclass(frozen=True)
+class Store:
+    """The tensors of a checkpoint. `files` maps each name to its file; `listed_in` is the index that says so, if there is one."""
+
+    files: Mapping[str, Path]
+    listed_in: Path | None = None
+
+    @contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """A Reader; the files that it opened are closed again at the end."""
+        with ExitStack() as stack:
+            yield Reader(self, stack)
+
+
+class Reader:
+    """Reads single tensors, or some of their experts. Opens a file at the first tensor asked of it; data of others stays on disk."""
+
+    def __init__(self, store: Store, stack: ExitStack) -> None:
+        self._store, self._stack = store, stack
+        self._handles: dict[Path, Any] = {}
+
+    def _slice(self, name: str) -> Any:
+        path = self._store.files[name]
+        if path not in self._handles:
+            self._handles[path] = self._stack.enter_context(_open(path, self._store.listed_in))
+        try:
+            return self._handles[path].get_slice(name)
+        except SafetensorError as error:
+            raise MxdebugError(f"tensor {name}", f"in {path.name}, where {INDEX} puts it", "no such tensor there",
+                               "index and shards of two different downloads") from error
+
+    def header(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype as safetensors spells it: U8, F8_E8M0, BF16 ..., shape), without reading data."""
+        s = self._slice(name)
+        return s.get_dtype(), tuple(s.get_shape())
+
+    def read(self, name: str, part: slice = slice(None)) -> Tensor:
+        """`part` of the first axis of a tensor, in memory of its own.
+
+        safetensors returns views of the mapped file; a copy does not change, or kill the process, when the file does.
+        """
+        s = self._slice(name)
+        try:
+            return s[part].clone()
+        except (SafetensorError, RuntimeError, OSError) as error:
+            raise MxdebugError(f"tensor {name}", "readable data", str(error), "a damaged file") from error
+
+    def read_bytes(self, name: str, part: slice = slice(None)) -> Tensor:
+        """Like `read`, for a dtype of one byte: its bytes as uint8, never its values."""
+        return self.read(name, part).view(torch.uint8)
+
+
+def open_store(path: Path) -> Store:
+    """Find the safetensors files of a folder, or take the one file that `path` is.
+
+    A folder: the shards of model.safetensors.index.json; else model.safetensors; else every *.safetensors in it.
+    Raises MxdebugError for no files, a name in two files, two sets of weights, unreadable headers, an index that points elsewhere.
+    Shards of an index are opened when a tensor of theirs is read, so one layer can be looked at with the other shards absent.
+    """
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise MxdebugError(str(path), "a folder or a .safetensors file", f"a file {path.suffix or 'without suffix'}",
+                               "only safetensors is read: other formats can run code or hide the dtype")
+        return _from_files([path])
+    if not path.is_dir():
+        raise MxdebugError(str(path), "a folder with config.json and safetensors, or a .safetensors file", "no such path",
+                           "a model name instead of a local path, or a typo")
+    if (path / INDEX).exists():
+        store = _from_index(path / INDEX)
+        if (path / SINGLE).exists() and path / SINGLE not in store.files.values():
+            raise MxdebugError(str(path), f"one set of weights: {SINGLE} or {INDEX}", f"both, and the index does not list {SINGLE}",
+                               "two downloads in one folder; engines differ in which they load")
+        return store
+    files = [path / SINGLE] if (path / SINGLE).exists() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise MxdebugError(str(path), f"{INDEX}, {SINGLE} or other *.safetensors", "none of them", "weights not downloaded")
+    return _from_files(files)
+
+
+def _from_files(files: list[Path]) -> Store:
+    found: dict[str, Path] = {}
+    for path in files:
+        with _open(path, None) as handle:
+            for name in handle.keys():
+                if name in found:
+                    raise MxdebugError(f"tensor {name}", "in one file", f"in {found[name].name} and {path.name}", "two sets of weights in one folder")
+                found[name] = path
+    return Store(found)
+
+
+def _from_index(index: Path) -> Store:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise MxdebugError(f"weight_map of {index}", "an object: tensor name to file name", type(weight_map).__name__, "a damaged index")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or "/" in file or "\\" in file or "\0" in file:
+            # A checkpoint comes from strangers: it must not choose which files of this machine are opened.
+            raise MxdebugError(f"file of tensor {name} in {index}", "the name of a .safetensors file in the same folder", repr(file),
+                               "an index of another folder, or a malicious one")
+    return Store({name: index.parent / file for name, file in weight_map.items()}, index)
+
+
+@contextmanager
+def _open(path: Path, listed_in: Path | None) -> Iterator[Any]:
+    if not path.is_file():
+        raise MxdebugError(str(path), f"a file, since {listed_in.name} lists it" if listed_in else "a file", "no file", "a shard that was not downloaded")
+    try:
+        handle = safe_open(str(path), framework="pt")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise MxdebugError(str(path), "a whole safetensors file", str(error), "an interrupted download, or a Git LFS pointer in its place") from error
+    with handle:
+        yield handle

@@ -1,0 +1,28 @@
+"""How does the engine get there? One file per engine: its recipes, stage by stage."""
+
+from __future__ import annotations
+
+from ..errors import MxdebugError
+from . import vllm
+from .plan import Plan, logical_operands
+from .recipe import Recipe
+from .form import PAD_END, PAD_HALVES, Form
+from .stages import CAST_BY_VALUE, SWAP_NIBBLES, Experts, Lay, PadEnd, PadHalves, Rows, Stage, ToDtype, Values
+
+RECIPES: tuple[Recipe, ...] = vllm.RECIPES
+
+
+def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
+    """The recipe of an engine for a path and a checkpoint kind.
+
+    Raises MxdebugError with all recipes that exist where there is none: a missing branch that fell through to another
+    backend's was vLLM's bug #51038.
+    """
+    for r in RECIPES:
+        if (r.engine, r.path, r.checkpoint) == (engine, path, checkpoint):
+            return r
+    known = "; ".join(f"{r.engine} {r.version} {r.path} for {r.checkpoint}" for r in RECIPES)
+    raise MxdebugError("recipe", f"one of: {known}", f"{engine} {path} for {checkpoint}", "no conversion is written for this combination")
+
+
+__all__ = ["CAST_BY_VALUE", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadEnd", "PadHalves", "Plan", "Recipe", "Rows", "Stage", "ToDtype", "Values", "logical_operands", "recipe"]

@@ -1,0 +1,77 @@
+"""The form of one operand: which choices were made on the way from the checkpoint to the kernel's bytes.
+
+Each choice is a slot. A recipe fills the slots as the kernel wants them; a fault of the recipe is the same form with one
+slot filled otherwise; a diagnosis recovers the slots from bytes and compares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..layouts import Composed, Layout, RowOrder
+from .stages import Experts, Lay, PadEnd, PadHalves, Rows, Stage, ToDtype, Values
+
+PAD_HALVES, PAD_END = "each half on its own", "once at the end"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Slots of one operand.
+
+    halves, rows, columns   the logical matrix: `halves` parts (gate, up) of `rows` rows, `columns` bytes; columns None: a bias
+    padded_rows, padded_columns   a half's rows and the columns as the kernel gets them
+    was       the order of the rows in the file, for prints
+    values    slot: how the bytes' values were changed (none is right)
+    experts   slot: the checkpoint's experts, in the order in which they stand here; None: as they are
+    padding   slot: PAD_HALVES or PAD_END
+    order     slot: the order of the rows of w13; None where there are no halves
+    layout    slot: where the bytes lie; None for a bias
+    shape     the shape of one expert's result, as the engine leaves it
+    dtype     the dtype to which a bias is rounded
+    """
+
+    halves: int
+    rows: int
+    columns: int | None
+    padded_rows: int
+    padded_columns: int | None
+    was: str
+    order: RowOrder | None
+    layout: Layout | Composed | None
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    values: Values | None = None
+    experts: tuple[int, ...] | None = None
+    padding: str = PAD_HALVES
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The steps that lead from the logical operand to this form, in order; those that change nothing are left out."""
+        out: list[Stage] = [s for s in (self.values, Experts(self.experts) if self.experts else None) if s]
+        columns, padded_columns = self.columns, self.padded_columns
+        if (self.rows, columns) != (self.padded_rows, padded_columns) and self.padding == PAD_HALVES:
+            out.append(PadHalves(self.halves, self.rows, self.padded_rows, columns, padded_columns))
+        if self.order is not None:
+            out.append(Rows(self.order, was=self.was))
+        if (self.rows, columns) != (self.padded_rows, padded_columns) and self.padding == PAD_END:
+            out.append(PadEnd(self.halves * self.rows, self.halves * self.padded_rows, columns, padded_columns))
+        if self.layout is not None:
+            out.append(Lay(self.layout, self.halves * self.padded_rows, padded_columns, self.shape))
+        if self.dtype is not None:
+            out.append(ToDtype(self.dtype))
+        return tuple(out)
+
+    def apply(self, t: Tensor) -> Tensor:
+        """Logical operand [E, halves * rows(, columns)] -> the operand in this form."""
+        for stage in self.stages:
+            t = stage.apply(t)
+        return t
+
+    def undo(self, t: Tensor) -> Tensor:
+        """The inverse of `apply`, up to stages that lose something."""
+        for stage in reversed(self.stages):
+            t = stage.undo(t)
+        return t
