@@ -6,13 +6,13 @@ slot filled otherwise; a diagnosis recovers the slots from bytes and compares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..layouts import Composed, Layout, RowOrder
-from .stages import Experts, Lay, PadEnd, PadHalves, Rows, Stage, ToDtype, Values
+from ..layouts import Composed, Layout, RowOrder, RowShuffle
+from .stages import Experts, Lay, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype, Values
 
 PAD_HALVES, PAD_END = "each half on its own", "once at the end"
 
@@ -28,6 +28,7 @@ class Form:
     experts   slot: the checkpoint's experts, in the order in which they stand here; None: as they are
     padding   slot: PAD_HALVES or PAD_END
     order     slot: the order of the rows of w13; None where there are no halves
+    shuffle   slot: a permutation of rows within blocks (none is right for CUTLASS)
     layout    slot: where the bytes lie; None for a bias
     shape     the shape of one expert's result, as the engine leaves it
     dtype     the dtype to which a bias is rounded
@@ -46,6 +47,7 @@ class Form:
     values: Values | None = None
     experts: tuple[int, ...] | None = None
     padding: str = PAD_HALVES
+    shuffle: RowShuffle | None = None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -58,11 +60,24 @@ class Form:
             out.append(Rows(self.order, was=self.was))
         if (self.rows, columns) != (self.padded_rows, padded_columns) and self.padding == PAD_END:
             out.append(PadEnd(self.halves * self.rows, self.halves * self.padded_rows, columns, padded_columns))
+        if self.shuffle is not None:
+            out.append(Shuffle(self.shuffle))
         if self.layout is not None:
             out.append(Lay(self.layout, self.halves * self.padded_rows, padded_columns, self.shape))
         if self.dtype is not None:
             out.append(ToDtype(self.dtype))
         return tuple(out)
+
+    def row_indices(self) -> Tensor:
+        """int64 [halves * padded_rows]: the logical row that stands in each row before the layout; -1 is padding."""
+        rows = torch.arange(self.halves * self.rows)[:, None]
+        for stage in self.stages:
+            if isinstance(stage, (PadHalves, PadEnd)):
+                stage = replace(stage, cols=1, padded_cols=1, **({"fill": -1} if isinstance(stage, PadHalves) else {}))
+                rows = stage.apply(rows[None] + 1)[0] - 1 if isinstance(stage, PadEnd) else stage.apply(rows[None])[0]
+            elif isinstance(stage, (Rows, Shuffle)):
+                rows = stage.apply(rows[None])[0]
+        return rows[:, 0]
 
     def apply(self, t: Tensor) -> Tensor:
         """Logical operand [E, halves * rows(, columns)] -> the operand in this form."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..layouts import Composed, Layout, RowOrder
+from ..layouts import Composed, Layout, RowOrder, RowShuffle
 
 
 @runtime_checkable
@@ -81,6 +81,24 @@ class PadEnd:
 
     def undo(self, t: Tensor) -> Tensor:
         return t[:, : self.rows] if self.cols is None else t[:, : self.rows, : self.cols]
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Permute rows within blocks, as TRT-LLM-gen's kernels want them. Not part of a CUTLASS recipe: there, a fault."""
+
+    shuffle: RowShuffle
+    lossless: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.shuffle.name
+
+    def apply(self, t: Tensor) -> Tensor:
+        return t[:, self.shuffle.indices(t.shape[1]).to(t.device)]
+
+    def undo(self, t: Tensor) -> Tensor:
+        return t[:, torch.argsort(self.shuffle.indices(t.shape[1])).to(t.device)]
 
 
 @dataclass(frozen=True)
