@@ -1,0 +1,20 @@
+"""What goes wrong? One record per fault: where it strikes, how to inject it, what gives it away, the public report, the fix."""
+
+from __future__ import annotations
+
+from ..errors import MxdebugError
+from .call_faults import CALL_FAULTS, KERNEL_FAULTS, PARAMETER_FAULTS
+from .fault import OPERANDS, Fault, KernelChange, Situation
+from .operand_faults import OPERAND_FAULTS
+
+FAULTS: dict[str, Fault] = {f.id: f for f in (*OPERAND_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *KERNEL_FAULTS)}
+
+
+def fault(id: str) -> Fault:
+    """The fault of that id; MxdebugError lists the ids where there is none."""
+    if id not in FAULTS:
+        raise MxdebugError("fault", f"one of {', '.join(FAULTS)}", repr(id))
+    return FAULTS[id]
+
+
+__all__ = ["CALL_FAULTS", "FAULTS", "KERNEL_FAULTS", "OPERANDS", "OPERAND_FAULTS", "PARAMETER_FAULTS", "Fault", "KernelChange", "Situation", "fault"]

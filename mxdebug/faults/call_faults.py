@@ -1,0 +1,113 @@
+"""Faults of the call and of the kernel: parameters lost or changed, ranks misstated, and computations that break the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..formats import BlockTensor
+from ..recipes import SWAP_NIBBLES
+from ..reference import CLAMPS, Activation, MoELayer, Parallel
+from .fault import Fault, KernelChange, Situation, full_like_first
+
+PARAMETERS = ("alpha", "beta", "limit")
+_NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": float("inf")}
+
+
+def _without(activation: Activation, *names: str) -> Activation:
+    """The activation that FlashInfer computes when these parameters are not passed."""
+    left = replace(activation, **{n: None for n in names})
+    return left if any(getattr(left, n) is not None for n in PARAMETERS) else Activation("silu")
+
+
+def _lose(*names: str) -> Callable[[Situation, tuple[str, ...]], Situation]:
+    return lambda s, keys: replace(s, activation=_without(s.activation, *names))
+
+
+def _set(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Situation, tuple[str, ...]], Situation]:
+    def inject(s: Situation, keys: tuple[str, ...]) -> Situation:
+        old = getattr(s.activation, name)
+        old = full_like_first(_NEUTRAL[name], s.local_experts) if old is None else old
+        return replace(s, activation=replace(s.activation, kind="swiglu", **{name: change(old)}))
+
+    return inject
+
+
+_PASS = "pass swiglu_alpha, swiglu_beta and swiglu_limit as float32 [experts on this rank]"
+_NEEDS = {"alpha": "pre-activations of a few units", "beta": "any tokens", "limit": "a pre-activation beyond the limit"}
+PARAMETER_FAULTS = (
+    *(Fault(f"swiglu-{n}-lost", f"swiglu_{n} is not passed", ("call",), _lose(n), f"the checkpoint states {n}, the call has none", _NEEDS[n], _PASS,
+            ("vllm#48929", "vllm#49941")) for n in PARAMETERS),
+    *(Fault(f"swiglu-{n}-changed", f"swiglu_{n} has another value than the checkpoint states", ("call",), _set(n, change),
+            f"the two values of {n} differ", _NEEDS[n], _PASS, ("vllm#46816",))
+      for n, change in (("alpha", lambda t: t * 0 + 1.0), ("beta", lambda t: t * 0), ("limit", lambda t: t * 0 + 2.0))),
+    Fault("activation-kind", "the call asks for another activation than the checkpoint states", ("call",),
+          lambda s, keys: replace(s, activation=Activation("gelu")), "activation_type against config.json's hidden_act", "any tokens",
+          "map the activation by name; raise on names that are not mapped", ("vllm#45738",)),
+)
+
+
+def _misstate(s: Situation, keys: tuple[str, ...]) -> Situation:
+    p = s.stated
+    return replace(s, stated=Parallel(p.tp_size, p.tp_rank, p.ep_size, (p.ep_rank + 1) % p.ep_size))
+
+
+CALL_FAULTS = (
+    Fault("ep-rank", "ep_rank numbers the experts from the wrong rank", ("call",), _misstate,
+          "all operands hold the experts of one rank, the call states another", "ep_size above 1; tokens routed to both ranks",
+          "pass the ep_rank whose experts were loaded", ("vllm-gaudi#1796", "vllm#28715")),
+    Fault("router-squared", "router weights are squared (applied twice)", ("call",),
+          lambda s, keys: replace(s, router=s.router.float().square()),
+          "the square roots of the router weights sum to 1 for every token, the weights themselves do not", "top-k above 1, renormalised routing",
+          "apply the router weight once", ("vllm#22513",)),
+)
+
+
+# -- what a kernel would compute if it broke its contract; recognised by reproducing the output bit for bit ------------------
+
+
+def _activation(change: Callable[[Activation], Activation]) -> KernelChange:
+    return KernelChange(layer=lambda layer: replace(layer, activation=change(layer.activation)))
+
+
+def _kernel(id: str, title: str, change: KernelChange, fix: str, reports: tuple[str, ...] = (), needs: str = "any tokens") -> Fault:
+    return Fault(id, title, ("kernel",), lambda s, keys: replace(s, kernel=s.kernel.then(change)),
+                 "the output is reproduced bit for bit under this change and not by the contract", needs, fix, reports, change=change)
+
+
+def _swap_halves(layer: MoELayer) -> MoELayer:
+    return layer if layer.gate is None else replace(layer, gate=layer.up, up=layer.gate, gate_bias=layer.up_bias, up_bias=layer.gate_bias)
+
+
+def _nibbles(layer: MoELayer) -> MoELayer:
+    def swap(t: BlockTensor | None) -> BlockTensor | None:
+        return None if t is None else replace(t, payload=SWAP_NIBBLES.apply(t.payload))
+
+    return replace(layer, gate=swap(layer.gate), up=swap(layer.up), down=swap(layer.down))
+
+
+def _without_bias(*names: str) -> KernelChange:
+    return KernelChange(layer=lambda layer: replace(layer, **{n: None for n in names}))
+
+
+_KERNEL_FIX = "the operands are right for the contract: another kernel or version computed this; compare FlashInfer versions"
+KERNEL_FAULTS = (
+    *(_kernel(f"kernel-clamp-{i}", f"the clamp acts elsewhere: {clamp}", _activation(lambda a, c=clamp: replace(a, clamp=c) if a.kind == "swiglu" else a),
+              _KERNEL_FIX, ("vllm#48929",), "pre-activations beyond the limit on the side that differs") for i, clamp in enumerate(CLAMPS) if i),
+    *(_kernel(f"kernel-ignores-{n}", f"swiglu_{n} is passed but not applied", _activation(lambda a, n=n: _without(a, n) if a.kind == "swiglu" else a),
+              _KERNEL_FIX, ("vllm#45738", "tokenspeed#1647"), _NEEDS[n]) for n in PARAMETERS),
+    _kernel("kernel-gate-up-swapped", "the kernel takes the first half of w13 as gate", KernelChange(layer=_swap_halves), _KERNEL_FIX, ("sglang#32430",)),
+    _kernel("kernel-nibbles-swapped", "the kernel takes the high nibble as the even element", KernelChange(layer=_nibbles), _KERNEL_FIX, ("triton#5197",)),
+    _kernel("kernel-router-twice", "the router weight is applied twice to the output", KernelChange(router=torch.square),
+            "apply the router weight once: in the kernel or in finalize", ("vllm#22513",), "top-k above 1"),
+    _kernel("kernel-router-ignored", "the router weight is not applied", KernelChange(router=torch.ones_like), _KERNEL_FIX),
+    _kernel("kernel-fc1-bias-ignored", "the w13 bias is passed but not added", _without_bias("gate_bias", "up_bias"), _KERNEL_FIX, ("ATOM#2292",)),
+    _kernel("kernel-fc2-bias-ignored", "the w2 bias is passed but not added", _without_bias("down_bias"), _KERNEL_FIX, ("ATOM#2292",)),
+    _kernel("kernel-bias-on-every-rank", "the w2 bias is added on this tensor-parallel rank too, not on rank 0 only",
+            KernelChange(parallel=lambda p: Parallel(p.tp_size, 0, p.ep_size, p.ep_rank)), "add the w2 bias on tp_rank 0 only"),
+    _kernel("kernel-ep-rank-ignored", "experts are numbered from 0, not from ep_rank * local experts",
+            KernelChange(parallel=lambda p: Parallel(p.tp_size, p.tp_rank, p.ep_size, 0)), "pass ep_rank to the kernel", ("vllm-gaudi#1796",)),
+)

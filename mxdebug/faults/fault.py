@@ -1,0 +1,137 @@
+"""A fault: a small named change of a recipe's choices, of the call, or of what the kernel does. Injected here, recognised in `diagnosis`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..contracts import Contract
+from ..errors import MxdebugError
+from ..recipes import Form, Plan, Recipe
+from ..reference import Activation, MoELayer, Parallel, forward
+
+OPERANDS = ("w13", "w13_scale", "w13_bias", "w2", "w2_scale", "w2_bias")
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """What a kernel would compute if it did not keep its contract: changes of the decoded layer, the router weights, the position."""
+
+    layer: Callable[[MoELayer], MoELayer] = lambda layer: layer
+    router: Callable[[Tensor], Tensor] = lambda router: router
+    parallel: Callable[[Parallel], Parallel] = lambda parallel: parallel
+
+    def then(self, other: KernelChange) -> KernelChange:
+        """Both changes, this one first."""
+        return KernelChange(lambda t: other.layer(self.layer(t)), lambda r: other.router(self.router(r)),
+                            lambda p: other.parallel(self.parallel(p)))
+
+    def output(self, contract: Contract, arguments: Mapping[str, Any], layer: MoELayer | None = None, tokens: Tensor | None = None) -> Tensor:
+        """The output under this change; `layer` is the decoded layer if it is at hand, `tokens` picks rows."""
+        pick = slice(None) if tokens is None else tokens
+        return forward(arguments["input"][pick], arguments["token_selected_experts"][pick], self.router(arguments["token_final_scales"][pick]),
+                       self.layer(layer or contract.decode(arguments)), parallel=self.parallel(contract.parallel(arguments)),
+                       roundings=contract.roundings).output
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything that leads to one call: what is in the checkpoint, what the recipe makes of it, what is passed, what the kernel does.
+
+    `build` gives the arguments and the output; a fault's `inject` gives another Situation.
+
+    layer      the whole layer of the checkpoint; parallel: this rank's position; x, experts, router: the tokens
+    plan       the recipe applied to this rank's part
+    slices     operand key -> the position whose part that operand holds, where it is not `parallel`
+    activation what is passed as the activation (per local expert); dropped: operands that are not passed
+    stated     the position that is passed to the kernel
+    """
+
+    recipe: Recipe
+    layer: MoELayer
+    parallel: Parallel
+    x: Tensor
+    experts: Tensor
+    router: Tensor
+    plan: Plan
+    activation: Activation
+    stated: Parallel
+    slices: Mapping[str, Parallel] = field(default_factory=dict)
+    dropped: frozenset[str] = frozenset()
+    kernel: KernelChange = KernelChange()
+
+    @staticmethod
+    def right(recipe: Recipe, layer: MoELayer, x: Tensor, experts: Tensor, router: Tensor, parallel: Parallel = Parallel()) -> Situation:
+        """The situation without a fault."""
+        part = layer.part(parallel)
+        return Situation(recipe, layer, parallel, x, experts, router, recipe.plan(part), part.activation, parallel)
+
+    @property
+    def local_experts(self) -> int:
+        return self.layer.experts // self.parallel.ep_size
+
+    def edit(self, keys: tuple[str, ...], change: Callable[[Form], Mapping[str, Any]]) -> Situation:
+        """Change slots of some operands' forms."""
+        plan = self.plan
+        for key in keys:
+            plan = plan.edit(key, **change(plan.forms[key]))
+        return replace(self, plan=plan)
+
+    def arguments(self) -> dict[str, Any]:
+        """The call's arguments."""
+        parts = {p: self.plan.convert(self.layer.part(p)) for p in {self.parallel, *self.slices.values()}}
+        operands = {k: None if k in self.dropped else parts[self.slices.get(k, self.parallel)][k] for k in OPERANDS}
+        return self.plan.call(operands, replace(self.layer.part(self.parallel), activation=self.activation), self.x, self.experts, self.router, self.stated)
+
+    def build(self) -> tuple[dict[str, Any], Tensor]:
+        """(arguments, output) of the call."""
+        arguments = self.arguments()
+        return arguments, self.kernel.output(self.recipe.contract, arguments)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One record of the catalogue.
+
+    id, title    how prints name it
+    strikes      operand keys that it can strike, each on its own or together; or ("call",) or ("kernel",)
+    inject       (situation, operand keys) -> situation
+    slots        for operands: the slots of a Form that give it away, by name -> value (None: recognised in code)
+    gives_away   what proves it
+    needs        which data can show it
+    fix          what to change, in one line
+    reports      public reports
+    """
+
+    id: str
+    title: str
+    strikes: tuple[str, ...]
+    inject: Callable[[Situation, tuple[str, ...]], Situation]
+    gives_away: str
+    needs: str
+    fix: str
+    reports: tuple[str, ...] = ()
+    slots: Mapping[str, Any] | None = None
+    change: KernelChange | None = None
+
+    def injected(self, situation: Situation, keys: tuple[str, ...] | None = None) -> Situation:
+        """The situation with this fault; keys: which operands it strikes (all that it can, by default)."""
+        keys = tuple(k for k in self.strikes if k in OPERANDS) if keys is None else keys
+        for k in keys:
+            if k not in self.strikes:
+                raise MxdebugError(f"operand for fault {self.id}", f"one of {', '.join(self.strikes)}", repr(k))
+        return self.inject(situation, keys)
+
+
+def half(t: Tensor | None) -> int:
+    """Half the rows of an operand."""
+    return 0 if t is None else t.shape[1] // 2
+
+
+def full_like_first(value: float, experts: int) -> Tensor:
+    """float32 [experts], all `value`."""
+    return torch.full((experts,), value, dtype=torch.float32)
