@@ -1,1 +1,31 @@
-"""mxdebug: find out why a block-scaled (MXFP4, NVFP4, MXFP8) layer computes garbage."""
+"""mxdebug: find out why a block-scaled (MXFP4, NVFP4, MXFP8) layer computes garbage.
+
+    import mxdebug
+    mxdebug.diagnose("flashinfer_dumps/2026..._call0001", checkpoint="gpt-oss-20b", layer=3)
+
+Rooms: formats (what the bits mean), layouts (where the bytes lie), reference (what the layer computes), contracts (what
+the kernel reads), recipes (how the engine gets there), calls and checkpoints (what happened, what is in the file),
+faults (what goes wrong), diagnosis (which of them it is), views (what it looks like).
+"""
+
+from __future__ import annotations
+
+from .errors import MxdebugError
+
+__version__ = "0.1.0"
+__all__ = ["MxdebugError", "__version__", "capture", "diagnose", "load_call", "open_checkpoint"]
+
+_LAZY = {"diagnose": ("diagnosis", "diagnose"), "open_checkpoint": ("checkpoints", "open_checkpoint"),
+         "load_call": ("calls", "load"), "capture": ("calls", "capture")}
+
+
+def __getattr__(name: str) -> object:
+    # Loaded when first used, so that `import mxdebug` costs little more than torch's own import.
+    if name in _LAZY:
+        import importlib
+
+        module, attribute = _LAZY[name]
+        if name == "diagnose":
+            importlib.import_module(".views", __name__)  # registers how a diagnosis looks in a notebook
+        return getattr(importlib.import_module(f".{module}", __name__), attribute)
+    raise AttributeError(f"module 'mxdebug' has no attribute {name!r}")

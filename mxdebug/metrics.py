@@ -15,8 +15,8 @@ class Comparison:
     """`got` against `want`.
 
     elements     how many numbers were compared
-    differing    how many are not bit-identical (for equal dtypes; -1 where the dtypes differ)
-    max_ulps     the largest distance in units of the last place, over elements finite in both (-1 where dtypes differ)
+    differing    how many are not bit-identical; -1 where the dtypes differ, or are not bfloat16, float16 or float32
+    max_ulps     the largest distance in units of the last place, over elements finite in both; -1 as above
     masks_equal  whether NaN, +inf and -inf stand in the same places
     cosine, norm_ratio, relative_l2   over the elements finite in both, in float64; NaN where undefined
     """
@@ -36,6 +36,8 @@ class Comparison:
 
     def __str__(self) -> str:
         bits = "bit-identical" if self.bit_identical else f"{self.differing} of {self.elements} elements differ, by up to {self.max_ulps} ulp"
+        if self.differing < 0:
+            bits = f"{self.elements} elements whose bits cannot be compared"
         mask = "" if self.masks_equal else "; NaN or inf in other places"
         return (f"{bits}{mask}; relative L2 {self.relative_l2:.4f}, cosine {self.cosine:.4f}, norm ratio {self.norm_ratio:.4f}")
 

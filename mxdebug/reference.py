@@ -47,7 +47,8 @@ _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 GATED = ("swiglu", "silu", "gelu", "gelu_tanh")
 KINDS = (*GATED, "relu2")
-CLAMPS = ("gate above, up both", "gate both, up both", "gate above, up above", "gate both, up above", "after activation", "up above, gate both sides swapped")
+# "gate both, up above": the two sides applied to the wrong halves.
+CLAMPS = ("gate above, up both", "gate both, up both", "gate above, up above", "gate both, up above", "after activation")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Activation:
     kind    swiglu: gate * sigmoid(alpha * gate) * (up + beta), gate capped at limit, up clamped to [-limit, limit];
             silu, gelu (erf), gelu_tanh: act(gate) * up; relu2: relu(up)^2, a layer without gate
     alpha, beta, limit   float32 [experts], only for swiglu; None means 1, 0, no limit
-    clamp   where the limit acts; CLAMP is what FlashInfer, vLLM and gpt-oss do, the others are known mistakes
+    clamp   where the limit acts, one of CLAMPS: the first is what FlashInfer, vLLM and gpt-oss do, the others are known mistakes
     """
 
     kind: str
@@ -92,12 +93,9 @@ class Activation:
         alpha, beta, limit = (self.parameter(n, expert) for n in ("alpha", "beta", "limit"))
         alpha, beta = (1.0 if alpha is None else alpha), (0.0 if beta is None else beta)
         if limit is not None and self.clamp != "after activation":
-            if self.clamp == "up above, gate both sides swapped":
-                gate, up = gate.clamp(-limit, limit), up.clamp(max=limit)
-            else:
-                gate_side, up_side = self.clamp.split(", ")
-                gate = gate.clamp(max=limit) if gate_side == "gate above" else gate.clamp(-limit, limit)
-                up = up.clamp(-limit, limit) if up_side == "up both" else up.clamp(max=limit)
+            gate_side, up_side = self.clamp.split(", ")
+            gate = gate.clamp(max=limit) if gate_side == "gate above" else gate.clamp(-limit, limit)
+            up = up.clamp(-limit, limit) if up_side == "up both" else up.clamp(max=limit)
         out = gate * torch.sigmoid(gate * alpha) * (up + beta)
         return out.clamp(-limit, limit) if limit is not None and self.clamp == "after activation" else out
 

@@ -58,7 +58,8 @@ def find_layers(names: Iterable[str], path: Path) -> dict[int, LayerNames]:
     for name in names:
         if match := _EXPERTS.fullmatch(name):
             if name.endswith(_NVFP4):
-                raise MxdebugError(f"tensor {name}", f"no global scale; kinds read here: {SUPPORTED}", "a global scale", "this is NVFP4, not MXFP4")
+                raise MxdebugError(f"tensor {name}", f"no global scale; kinds read here: {SUPPORTED}", "a global scale",
+                                   "this is NVFP4, not MXFP4")
             modules.setdefault(match[1], (int(match[2]), {}))[1][match[3]] = name
     layers: dict[int, LayerNames] = {}
     for module, (index, rest) in modules.items():
@@ -75,7 +76,8 @@ def find_layers(names: Iterable[str], path: Path) -> dict[int, LayerNames]:
                            "no MoE layers here, another format, or one shard without its index")
     kinds = {layer.kind for layer in layers.values()}
     if len(kinds) > 1:
-        raise MxdebugError(f"tensor names of {path}", "one kind of quantisation", " and ".join(sorted(kinds)), "two checkpoints in one folder")
+        raise MxdebugError(f"tensor names of {path}", "one kind of quantisation", " and ".join(sorted(kinds)),
+                           "two checkpoints in one folder")
     return dict(sorted(layers.items()))
 
 
@@ -98,7 +100,8 @@ def _sort(index: int, module: str, rest: Mapping[str, str]) -> LayerNames | None
     if not has_fused and not has_single:
         return None
     if has_fused and has_single:
-        raise MxdebugError(module, "one kind of quantisation", f"both {GPT_OSS} and {COMPRESSED_TENSORS} names", "two checkpoints in one folder")
+        raise MxdebugError(module, "one kind of quantisation", f"both {GPT_OSS} and {COMPRESSED_TENSORS} names",
+                           "two checkpoints in one folder")
     if len({word == found for word, all_found in spelled.items() for found in all_found}) > 1:
         raise MxdebugError(module, "one spelling: w1, w2, w3 or gate_proj, down_proj, up_proj",
                            ", ".join(sorted(set().union(*spelled.values()))), "shards of two exports")

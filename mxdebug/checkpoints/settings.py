@@ -45,16 +45,17 @@ class Config:
         found = [(d[key], f"config.json {where}{key}") for d, where in self._places() if d.get(key) is not None]
         for value, where in found:
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-                raise MxdebugError(f"{where} of {self.path.parent}", " or ".join(t.__name__ for t in types), f"{type(value).__name__} {_short(value)}")
+                raise MxdebugError(f"{where} of {self.path.parent}", " or ".join(t.__name__ for t in types), _typed(value))
         if len(found) == 2 and found[0][0] != found[1][0]:
-            raise MxdebugError(f"{key} of {self.path}", "one value", f"{_short(found[0][0])} at the top, {_short(found[1][0])} in text_config",
+            raise MxdebugError(f"{key} of {self.path}", "one value",
+                               f"{_short(found[0][0])} at the top, {_short(found[1][0])} in text_config",
                                "a config edited in one place only; engines differ in which they read")
         return found[0] if found else None
 
     def _places(self) -> list[tuple[Mapping[str, Any], str]]:
         text = self.data.get("text_config")
         if text is not None and not isinstance(text, dict):
-            raise MxdebugError(f"text_config of {self.path}", "an object", f"{type(text).__name__} {_short(text)}")
+            raise MxdebugError(f"text_config of {self.path}", "an object", _typed(text))
         return [(self.data, "")] + ([(text, "text_config.")] if text is not None else [])
 
     @property
@@ -65,7 +66,7 @@ class Config:
             if isinstance(value, str):
                 return value
             if value is not None:
-                raise MxdebugError(f"config.json {where}model_type of {self.path.parent}", "str", f"{type(value).__name__} {_short(value)}")
+                raise MxdebugError(f"config.json {where}model_type of {self.path.parent}", "str", _typed(value))
         return None
 
 
@@ -81,7 +82,7 @@ def stated_kind(config: Config) -> str:
         return GPT_OSS
     if method != "compressed-tensors" or fmt != "mxfp4-pack-quantized":
         raise MxdebugError(operand, SUPPORTED, f"quant_method {_short(method)}, format {_short(fmt)}",
-                           "NVFP4 has other blocks, scales and a global scale" if "nvfp4" in str(fmt) else "a format that is not read yet")
+                           "NVFP4 has other blocks, scales and a global scale" if "nvfp4" in _short(fmt) else "a format not read yet")
     groups = quantisation.get("config_groups")
     for name, group in (groups.items() if isinstance(groups, dict) else [("config_groups", groups)] if groups is not None else []):
         weights = group.get("weights") if isinstance(group, dict) else None
@@ -131,8 +132,8 @@ def read_activation(config: Config, kind: str, experts: int) -> Stated:
             if values[p] is None:
                 values[p], where[p] = default, BY_MODEL_TYPE
             elif p != "limit" and values[p] != default:
-                raise MxdebugError(f"{where[p]} of {config.path.parent}", f"{default}, which engines fix for model_type gpt_oss", str(values[p]),
-                                   "a changed model under the old model_type; engines ignore the value")
+                raise MxdebugError(f"{where[p]} of {config.path.parent}", f"{default}, which engines fix for model_type gpt_oss",
+                                   str(values[p]), "a changed model under the old model_type; engines ignore the value")
         where["activation"] = BY_MODEL_TYPE
         act = "swiglu"
     else:
@@ -142,11 +143,13 @@ def read_activation(config: Config, kind: str, experts: int) -> Stated:
 
 
 def _hidden_act(config: Config, kind: str, stated: frozenset[str]) -> tuple[str, str]:
-    found = config.get("hidden_act", str) or config.get("mlp_hidden_act", str)
+    found = [f for f in (config.get("hidden_act", str), config.get("mlp_hidden_act", str)) if f is not None]
     known = ", ".join(HIDDEN_ACT)
-    if found is None:
-        raise MxdebugError(f"hidden_act of {config.path}", f"one of {known}", "none", "a shortened config.json; the activation cannot be known")
-    name, where = found
+    if len({name for name, _ in found}) != 1:
+        raise MxdebugError(f"hidden_act of {config.path}", f"one of {known}",
+                           " and ".join(f"{where} {name!r}" for name, where in found) or "none",
+                           "a shortened or mixed config.json; the activation cannot be known")
+    name, where = found[0]
     operand = f"{where} of {config.path.parent}"
     if name not in HIDDEN_ACT:
         raise MxdebugError(operand, f"one of {known}", repr(name), "an activation that is not known yet")
@@ -158,8 +161,9 @@ def _hidden_act(config: Config, kind: str, stated: frozenset[str]) -> tuple[str,
     if act == "silu" and stated == {"limit"}:
         return "swiglu", f"{where} {name}, with a limit"
     if act != "swiglu" and stated:
+        given = ", ".join(f"swiglu_{p}" for p in PARAMETERS if p in stated)
         raise MxdebugError(operand, "swigluoai, which has parameters" + (" (silu may have swiglu_limit)" if act == "silu" else ""),
-                           f"{name!r} next to {', '.join(f'swiglu_{p}' for p in PARAMETERS if p in stated)}", "a config edited in one place only")
+                           f"{name!r} next to {given}", "a config edited in one place only")
     return act, f"{where} {name}"
 
 
@@ -176,7 +180,7 @@ def _number(config: Config, key: str) -> tuple[float, str] | None:
     if not math.isfinite(torch.tensor(number, dtype=torch.float32).item()):  # kernels take float32
         raise MxdebugError(operand, "a finite float32", _short(value))
     if key == "swiglu_limit" and number <= 0:
-        raise MxdebugError(operand, "above 0", str(number), "meant as 'no limit', as some engines read 0; others clamp everything to 0")
+        raise MxdebugError(operand, "above 0", str(number), "meant as 'no limit': some engines read 0 so, others clamp to 0")
     return number, where
 
 
@@ -184,6 +188,10 @@ def _short(value: Any) -> str:
     """repr, cut: a config.json can hold anything, at any length."""
     try:
         text = repr(value)
-    except ValueError:  # an integer with more digits than Python prints
-        text = "a very large number"
+    except (ValueError, RecursionError):  # more digits, or more levels, than Python prints
+        text = "..."
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _typed(value: Any) -> str:
+    return f"{type(value).__name__} {_short(value)}"

@@ -69,20 +69,18 @@ class Reader:
         s = self._slice(name)
         return s.get_dtype(), tuple(s.get_shape())
 
-    def read(self, name: str, part: slice = slice(None)) -> Tensor:
-        """`part` of the first axis of a tensor, in memory of its own.
+    def read(self, name: str, part: slice = slice(None), rows: Tensor | None = None) -> Tensor:
+        """`part` of the first axis of a tensor and `rows` (int64) of its second, in memory of its own.
 
-        safetensors returns views of the mapped file; a copy does not change, or kill the process, when the file does.
+        safetensors gives views of the mapped file; a copy does not change, nor end the process, when the file does.
+        float8_e8m0fnu comes as its bytes in uint8, never by value.
         """
-        s = self._slice(name)
         try:
-            return s[part].clone()
+            t = self._slice(name)[part]
         except (SafetensorError, RuntimeError, OSError) as error:
             raise MxdebugError(f"tensor {name}", "readable data", str(error), "a damaged file") from error
-
-    def read_bytes(self, name: str, part: slice = slice(None)) -> Tensor:
-        """Like `read`, for a dtype of one byte: its bytes as uint8, never its values."""
-        return self.read(name, part).view(torch.uint8)
+        t = t.view(torch.uint8) if t.dtype == torch.float8_e8m0fnu else t
+        return t.clone() if rows is None else t[:, rows]
 
 
 def open_store(path: Path) -> Store:
@@ -118,7 +116,8 @@ def _from_files(files: list[Path]) -> Store:
         with _open(path, None) as handle:
             for name in handle.keys():
                 if name in found:
-                    raise MxdebugError(f"tensor {name}", "in one file", f"in {found[name].name} and {path.name}", "two sets of weights in one folder")
+                    raise MxdebugError(f"tensor {name}", "in one file", f"in {found[name].name} and {path.name}",
+                                       "two sets of weights in one folder")
                 found[name] = path
     return Store(found)
 
@@ -138,10 +137,12 @@ def _from_index(index: Path) -> Store:
 @contextmanager
 def _open(path: Path, listed_in: Path | None) -> Iterator[Any]:
     if not path.is_file():
-        raise MxdebugError(str(path), f"a file, since {listed_in.name} lists it" if listed_in else "a file", "no file", "a shard that was not downloaded")
+        raise MxdebugError(str(path), f"a file, since {listed_in.name} lists it" if listed_in else "a file", "no file",
+                           "a shard that was not downloaded")
     try:
         handle = safe_open(str(path), framework="pt")
     except (SafetensorError, OSError, ValueError) as error:
-        raise MxdebugError(str(path), "a whole safetensors file", str(error), "an interrupted download, or a Git LFS pointer in its place") from error
+        raise MxdebugError(str(path), "a whole safetensors file", str(error),
+                           "an interrupted download, or a Git LFS pointer in its place") from error
     with handle:
         yield handle

@@ -208,18 +208,26 @@ def _experts(seen: _Seen, form: Form, rank: int, permutation: Tensor | None, sou
 
 
 def _unnamed_orders(seen: _Seen, expected: Form, source: Source, sample: int) -> Iterator[tuple[int, Form, int, Tensor]]:
-    """Readings in which the rows are a permutation of one expert's rows that has no name."""
+    """Readings in which the rows are a permutation of the rows that has no name, the same for every expert."""
+    wanted = source.expected_experts
+    if len(wanted) != seen.flat.shape[0]:
+        return
     for layout, rank in product(seen.layouts(), source.ranks()):
         if not _cut_fits(source.logical(seen.key, rank), expected):
             continue
-        found = seen.keys(layout, expected.columns, sample)
-        for expert in range(source.layer.experts):
-            keys = source.keys(seen.key, rank, None, expert)
-            rows = match_rows(found, keys)
-            zero = found == 0
-            if bool(((rows >= 0) | zero).all()) and bool((rows >= 0).any()):
-                # Several equal rows (short scale rows): prefer the one that stands where it should.
-                own = expected.row_indices()
-                keep = (own >= 0) & (keys[own.clamp(min=0)] == found)
-                yield 3 + (layout != expected.layout), replace(expected, layout=layout), rank, torch.where(keep, own, torch.where(zero & (rows < 0), -1, rows))
-                break
+        # Short scale rows repeat within an expert, hardly ever in all experts at once: one key from all of them.
+        found = _joint([seen.keys(layout, expected.columns, p) for p in range(len(wanted))])
+        keys = _joint([source.keys(seen.key, rank, None, e) for e in wanted])
+        rows, zero = match_rows(found, keys), found == 0
+        if bool(((rows >= 0) | zero).all()) and bool((rows >= 0).any()):
+            own = expected.row_indices()  # of several equal rows, the one that stands where it should
+            keep = (own >= 0) & (keys[own.clamp(min=0)] == found)
+            yield 3 + (layout != expected.layout), replace(expected, layout=layout), rank, torch.where(keep, own, torch.where(zero & (rows < 0), -1, rows))
+            return
+
+
+def _joint(keys: list[Tensor]) -> Tensor:
+    out = torch.zeros_like(keys[0])
+    for k in keys:
+        out = out * 0x5851F42D4C957F2D + k  # modulo 2^64; all-zero rows stay 0
+    return out

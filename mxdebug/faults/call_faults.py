@@ -11,7 +11,7 @@ from torch import Tensor
 from ..formats import BlockTensor
 from ..recipes import SWAP_NIBBLES
 from ..reference import CLAMPS, Activation, MoELayer, Parallel
-from .fault import Fault, KernelChange, Situation, full_like_first
+from .fault import Fault, KernelChange, Situation, full_like_first, needs
 
 PARAMETERS = ("alpha", "beta", "limit")
 _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": float("inf")}
@@ -24,7 +24,11 @@ def _without(activation: Activation, *names: str) -> Activation:
 
 
 def _lose(*names: str) -> Callable[[Situation, tuple[str, ...]], Situation]:
-    return lambda s, keys: replace(s, activation=_without(s.activation, *names))
+    def inject(s: Situation, keys: tuple[str, ...]) -> Situation:
+        needs(any(getattr(s.activation, n) is not None for n in names), f"swiglu-{names[0]}-lost", f"a checkpoint that states {', '.join(names)}")
+        return replace(s, activation=_without(s.activation, *names))
+
+    return inject
 
 
 def _set(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Situation, tuple[str, ...]], Situation]:
@@ -52,6 +56,7 @@ PARAMETER_FAULTS = (
 
 def _misstate(s: Situation, keys: tuple[str, ...]) -> Situation:
     p = s.stated
+    needs(p.ep_size > 1, "ep-rank", "ep_size above 1")
     return replace(s, stated=Parallel(p.tp_size, p.tp_rank, p.ep_size, (p.ep_rank + 1) % p.ep_size))
 
 
@@ -63,6 +68,15 @@ CALL_FAULTS = (
           lambda s, keys: replace(s, router=s.router.float().square()),
           "the square roots of the router weights sum to 1 for every token, the weights themselves do not", "top-k above 1, renormalised routing",
           "apply the router weight once", ("vllm#22513",)),
+)
+
+
+OUTPUT_FAULTS = (
+    Fault("contract-broken", "an argument breaks the kernel's contract", ("call",), lambda s, keys: replace(s, dropped=s.dropped | {"w2_bias"}),
+          "shapes, dtypes or presence of arguments against the contract", "any call", "see what was expected and what was passed"),
+    Fault("output-unwritten", "the kernel did not write its output", ("kernel",), lambda s, keys: replace(s, kernel=s.kernel.then(KernelChange(router=torch.zeros_like))),
+          "the output equals the memory that it was to be written into, or is all zeros", "operands that do not give zeros",
+          "a kernel built for another architecture, or a launch that failed silently: run with CUDA_LAUNCH_BLOCKING=1, check the build", ("flashinfer#4569", "flashinfer#2952")),
 )
 
 

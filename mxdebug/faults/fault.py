@@ -127,9 +127,10 @@ class Fault:
         return self.inject(situation, keys)
 
 
-def half(t: Tensor | None) -> int:
-    """Half the rows of an operand."""
-    return 0 if t is None else t.shape[1] // 2
+def needs(condition: bool, fault: str, what: str) -> None:
+    """Raise where a situation cannot have a fault."""
+    if not condition:
+        raise MxdebugError(f"situation for fault {fault}", what, "none of that", "this fault cannot strike here")
 
 
 def full_like_first(value: float, experts: int) -> Tensor:

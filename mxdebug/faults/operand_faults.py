@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..layouts import (GATE_UP, GROUPS_64, INTERLEAVED, INTERLEAVED_UP, LINEAR, ROW_SHUFFLES, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD,
-                       SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4, TRANSPOSED, V_CACHE_4x4, Composed, Layout)
+                       SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4, TRANSPOSED, V_CACHE_4x4, Composed, Layout, RowShuffle)
 from ..recipes import CAST_BY_VALUE, PAD_END, SWAP_NIBBLES
 from ..reference import Parallel
-from .fault import Fault, Situation
+from .fault import Fault, Situation, needs
 
 W13 = ("w13", "w13_scale", "w13_bias")
 PAYLOADS, SCALES = ("w13", "w2"), ("w13_scale", "w2_scale")
 EVERY = ("w13", "w13_scale", "w13_bias", "w2", "w2_scale", "w2_bias")
 
 
-def _slots(**slots: Any) -> Callable[[Situation, tuple[str, ...]], Situation]:
-    return lambda situation, keys: situation.edit(keys, lambda form: slots)
+def _slots(id: str, slots: Mapping[str, Any]) -> Callable[[Situation, tuple[str, ...]], Situation]:
+    def inject(situation: Situation, keys: tuple[str, ...]) -> Situation:
+        if "padding" in slots:
+            form = situation.plan.forms[keys[0]]
+            needs(form.rows != form.padded_rows, id, "an intermediate size that needs padding")
+        return situation.edit(keys, lambda form: slots)
+
+    return inject
 
 
 def _slot_fault(id: str, title: str, strikes: tuple[str, ...], fix: str, reports: tuple[str, ...], needs: str, **slots: Any) -> Fault:
-    return Fault(id, title, strikes, _slots(**slots), "the operand's bytes equal the checkpoint's in this form, and in no simpler one",
+    return Fault(id, title, strikes, _slots(id, slots), "the operand's bytes equal the checkpoint's in this form, and in no simpler one",
                  needs, fix, reports, slots=slots)
 
 
@@ -84,17 +93,20 @@ VALUE_FAULTS = (
 
 def _roll(situation: Situation, keys: tuple[str, ...]) -> Situation:
     n = situation.local_experts
+    needs(n > 1, "experts-rolled", "several experts")
     return situation.edit(keys, lambda form: {"experts": tuple((e + 1) % n for e in range(n))})
 
 
 def _wrong_slice(situation: Situation, keys: tuple[str, ...]) -> Situation:
     p = situation.parallel
+    needs(p.tp_size > 1, "wrong-tp-slice", "tp_size above 1")
     other = Parallel(p.tp_size, (p.tp_rank + 1) % p.tp_size, p.ep_size, p.ep_rank)
     return replace(situation, slices={**situation.slices, **{k: other for k in keys}})
 
 
 def _wrong_experts(situation: Situation, keys: tuple[str, ...]) -> Situation:
     p = situation.parallel
+    needs(p.ep_size > 1, "wrong-ep-slice", "ep_size above 1")
     other = Parallel(p.tp_size, p.tp_rank, p.ep_size, (p.ep_rank + 1) % p.ep_size)
     return replace(situation, slices={**situation.slices, **{k: other for k in keys}})
 
@@ -104,7 +116,8 @@ EXPERT_FAULTS = (
     Fault("experts-rolled", "experts stand in another order than the router numbers them", EVERY, _roll,
           "each operand's experts equal other experts of the checkpoint", "at least two experts that differ",
           "load every tensor of an expert into the same slot", ("vllm#45212", "sglang#13162")),
-    Fault("operand-of-another-expert", "one operand's experts belong to other experts than the rest of the layer", EVERY, _roll,
+    Fault("operand-of-another-expert", "one operand's experts belong to other experts than the rest of the layer", EVERY,
+          lambda s, keys: _roll(s, keys[:1]),
           "this operand's experts equal other experts of the checkpoint; its companions are where they belong", "at least two experts that differ",
           "index payload, block scales and bias with the same expert id", ("sglang#21602",)),
     Fault("wrong-tp-slice", "an operand holds the slice of another tensor-parallel rank", EVERY, _wrong_slice,
@@ -116,7 +129,34 @@ EXPERT_FAULTS = (
 )
 
 
+def _reverse(situation: Situation, keys: tuple[str, ...]) -> Situation:
+    """An order that no kernel uses, for trying out that it is recovered: rows reversed in blocks of 7."""
+    return situation.edit(keys, lambda form: {"shuffle": _Odd()})
+
+
+class _Odd(RowShuffle):
+    def __init__(self) -> None:
+        super().__init__("an order without a name", 1, "made up")
+
+    def indices(self, rows: int) -> Tensor:
+        return torch.cat([b.flip(0) for b in torch.arange(rows).split(7)])
+
+
+def _other_layout(situation: Situation, keys: tuple[str, ...]) -> Situation:
+    return situation.edit(keys, lambda form: {"layout": Composed(V_CACHE_4x4, form.layout)})
+
+
+UNNAMED_FAULTS = (
+    Fault("rows-unnamed", "rows stand in an order that mxdebug has no name for", EVERY[:2] + EVERY[3:5], _reverse,
+          "every row of the operand is a row of the checkpoint's expert, in another place", "rows that differ",
+          "apply the inverse of the printed permutation, or find the step that permutes rows"),
+    Fault("layout-other", "bytes lie in a composition of layouts that no known step makes", SCALES, _other_layout,
+          "the operand's bytes equal the checkpoint's in this form", _PLACE_NEEDS, "print the operand's stages and remove what the contract does not ask for"),
+)
+
+
 def _drop(situation: Situation, keys: tuple[str, ...]) -> Situation:
+    needs(situation.layer.down_bias is not None, "bias-missing", "a checkpoint with biases")
     return replace(situation, dropped=situation.dropped | set(keys))
 
 
@@ -126,4 +166,4 @@ BIAS_FAULTS = (
           ("ATOM#2292", "vllm#46641")),
 )
 
-OPERAND_FAULTS = (*ROW_ORDER_FAULTS, *LAYOUT_FAULTS, *VALUE_FAULTS, *EXPERT_FAULTS, *BIAS_FAULTS)
+OPERAND_FAULTS = (*ROW_ORDER_FAULTS, *LAYOUT_FAULTS, *VALUE_FAULTS, *UNNAMED_FAULTS, *EXPERT_FAULTS, *BIAS_FAULTS)

@@ -48,7 +48,7 @@ ROW_ORDERS = (GATE_UP, UP_GATE, INTERLEAVED, INTERLEAVED_UP, GROUPS_64)
 
 @dataclass(frozen=True)
 class RowShuffle:
-    """A permutation of rows within blocks, on top of a row order: old row block*a + b goes to parts*b + a."""
+    """A permutation of rows within blocks, on top of a row order: in each block, old row (block/8)*a + b goes to 8*b + a."""
 
     name: str
     block: int

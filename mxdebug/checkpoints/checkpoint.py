@@ -1,0 +1,154 @@
+"""An opened checkpoint, and one of its layers in logical order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import MxdebugError
+from ..layouts.rows import GATE_UP, INTERLEAVED, RowOrder
+from ..reference import MoELayer
+from .names import LayerNames, find_layers
+from .settings import GPT_OSS, SUPPORTED, Config, read_activation, stated_experts, stated_kind
+from .store import Reader, Store, open_store, read_json
+from .weights import Weight, fused_experts, read_fused, read_single, single_experts
+
+
+@dataclass(frozen=True)
+class CheckpointLayer:
+    """One MoE layer as the file has it, rows put into logical order.
+
+    index       N of model.layers.N
+    kind        GPT_OSS or COMPRESSED_TENSORS
+    layer       gate, up [E, I, H], down [E, H, I] in MXFP4; biases in the file's dtype; alpha, beta, limit float32 [E] or None
+    rows        the order of gate and up rows in the file: INTERLEAVED (gpt-oss) or GATE_UP (tensors of their own)
+    names       w13, w13_scale, w13_bias, w2, w2_scale, w2_bias -> tensor name; with one tensor an expert a pattern, such as
+                "model.layers.0.mlp.experts.*.{w1,w3}.weight_packed". Operands that are absent have no entry.
+    provenance  where activation, alpha, beta and limit came from, e.g. "config.json swiglu_limit"
+    stated      those of alpha, beta, limit that config.json states itself
+    """
+
+    index: int
+    kind: str
+    layer: MoELayer
+    rows: RowOrder
+    names: Mapping[str, str]
+    provenance: Mapping[str, str]
+    stated: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint: names are known, weights are read by `layer`.
+
+    path    the folder or file
+    config  config.json as it is; unchecked
+    kind    GPT_OSS or COMPRESSED_TENSORS
+    """
+
+    path: Path
+    config: dict[str, Any] = field(repr=False)
+    kind: str
+    _settings: Config = field(repr=False)
+    _store: Store = field(repr=False)
+    _names: Mapping[int, LayerNames] = field(repr=False)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Indices of the MoE layers with MXFP4 experts, ascending."""
+        return tuple(self._names)
+
+    @property
+    def experts(self) -> int:
+        """Number of experts of the first MoE layer. Raises MxdebugError where the file and config.json differ."""
+        with self._store.reader() as reader:
+            return self._count(self._names[self.layers[0]], reader)
+
+    def layer(self, index: int | None = None, experts: slice | None = None) -> CheckpointLayer:
+        """Read one layer; only its tensors, and only `experts` of them (a slice within 0..E with step 1), are read.
+
+        index may be left out where there is exactly one MoE layer.
+        Raises MxdebugError for an unknown index, tensors that are missing, of another dtype or shape than the format has,
+        NaN scales (E8M0 byte 0xFF) in the experts read, and an activation that cannot be known.
+        """
+        names = self._names[self._index(index)]
+        if names.unknown:
+            raise MxdebugError(f"tensor {names.unknown[0]}", "only tensors of a known meaning next to MXFP4 weights",
+                               "a name that is not known", "zero points, another format, or a newer exporter")
+        with self._store.reader() as reader:
+            part = _part(experts, self._count(names, reader), names.module)
+            settings = read_activation(self._settings, self.kind, part.stop - part.start)
+            gated, biased = settings.activation.gated, self._settings.model_type == "gpt_oss"
+            read = read_fused if names.kind == GPT_OSS else read_single
+            weights: dict[str, Weight] = read(names, reader, part, gated, biased)
+        gate, up, down = weights.get("w1"), weights["w3"], weights["w2"]
+        layer = MoELayer(gate and gate.tensor, up.tensor, down.tensor, settings.activation,
+                         gate_bias=gate and gate.bias, up_bias=up.bias, down_bias=down.bias)
+        return CheckpointLayer(names.index, names.kind, layer, INTERLEAVED if names.kind == GPT_OSS else GATE_UP,
+                               _operands(names), settings.provenance, settings.stated)
+
+    def _index(self, index: int | None) -> int:
+        known = ", ".join(map(str, self.layers))
+        if index is None:
+            if len(self.layers) == 1:
+                return self.layers[0]
+            raise MxdebugError("layer index", f"one of {known}", "none", f"{self.path} has {len(self.layers)} MoE layers")
+        if not isinstance(index, int) or isinstance(index, bool) or index not in self._names:
+            raise MxdebugError("layer index", f"one of {known}", repr(index), "a layer without MXFP4 experts, or an index beyond the last")
+        return index
+
+    def _count(self, names: LayerNames, reader: Reader) -> int:
+        stated = stated_experts(self._settings)
+        count = fused_experts(names, reader) if names.kind == GPT_OSS else single_experts(names)
+        if stated is not None and stated[0] != count:
+            raise MxdebugError(names.module, f"{stated[0]} experts, as {stated[1]} says", str(count),
+                               "an incomplete download, one rank's share of the experts, or the config.json of another model")
+        return count
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint: a folder with config.json and safetensors, or one .safetensors file with config.json beside it.
+
+    Reads config.json, the index if there is one, else the headers of the files; no weights.
+    Raises MxdebugError where files are missing or damaged, or the kind of quantisation is not supported or contradicts the names.
+    """
+    path = Path(path)
+    store = open_store(path)
+    config = Config((path if path.is_dir() else path.parent) / "config.json", {})
+    config = Config(config.path, read_json(config.path))
+    kind = stated_kind(config)
+    names = find_layers(store.files, path)
+    found = next(iter(names.values())).kind
+    if found != kind:
+        raise MxdebugError(f"tensor names of {path}", f"those of {kind}, as quantization_config says (supported: {SUPPORTED})",
+                           f"those of {found}", "config.json and weights of two checkpoints")
+    return Checkpoint(path, config.data, kind, config, store, names)
+
+
+def _part(experts: slice | None, count: int, module: str) -> slice:
+    if experts is None:
+        return slice(0, count)
+    if isinstance(experts, slice) and experts.step in (None, 1):
+        start = 0 if experts.start is None else experts.start
+        stop = count if experts.stop is None else experts.stop
+        # Python would cut a slice that reaches too far; fewer experts than asked for would then pass unseen.
+        if isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop <= count:
+            return slice(start, stop)
+    raise MxdebugError(f"experts of {module}", f"a slice within 0..{count}, not empty, step 1", repr(experts),
+                       "one expert's number instead of a slice, or another number of experts")
+
+
+def _operands(names: LayerNames) -> dict[str, str]:
+    leaves = {"": ("blocks", "weight_packed"), "_scale": ("scales", "weight_scale"), "_bias": ("bias", "bias")}
+    out: dict[str, str] = {}
+    for operand, fused, words in (("w13", "gate_up_proj", ("w1", "w3")), ("w2", "down_proj", ("w2",))):
+        for suffix, (fused_leaf, leaf) in leaves.items():
+            present = [w for w in words if (w, leaf) in names.single]
+            if names.kind == GPT_OSS and f"{fused}_{fused_leaf}" in names.fused:
+                out[operand + suffix] = names.fused[f"{fused}_{fused_leaf}"]
+            elif present:
+                out[operand + suffix] = names.pattern(present, leaf)
+    return out

@@ -1,0 +1,197 @@
+"""The diagnosis of one call: bytes first, since they give proof; then parameters; then the output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..calls import Call, load
+from ..checkpoints import Checkpoint, CheckpointLayer, open_checkpoint
+from ..contracts import Contract, find
+from ..contracts.cutlass_mxfp4_bf16 import activation as passed_activation
+from ..errors import MxdebugError
+from ..faults import FAULTS
+from ..metrics import Comparison, compare
+from ..recipes import Plan, recipe
+from ..reference import EXACT, MoELayer, Parallel, Trace, forward
+from . import operands, outputs, parameters
+from .finding import CRASHED, PENDING, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
+from .recover import Source
+
+TOKENS = 64  # at most this many tokens are emulated
+
+
+def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | str | Path | None = None, *, layer: int | None = None,
+             engine: str = "vllm") -> Diagnosis:
+    """Say what is wrong with one recorded call, how sure that is, where, and what to change; or that the call is right.
+
+    call        a Call, or the folder of a FlashInfer dump that holds exactly one
+    checkpoint  what the layer should compute; without it only the kernel can be checked against its contract
+    layer       which layer of the checkpoint, where it has several
+    engine      whose recipe to expect
+    Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other.
+    """
+    call = call if isinstance(call, Call) else load(call)
+    facts = _facts(call)
+    if call.status == "pending flush":
+        return Diagnosis(PENDING, "FlashInfer recorded this call inside a CUDA graph and never wrote its tensors; that is no crash. Call "
+                         "flashinfer.api_logging.flush_graph_dumps() after a replay, let the process end normally, or run the engine in eager mode",
+                         (), facts, None, None, None, ("metadata only",), ("everything else: there are no tensors",))
+    contract = find(call.function, call.arguments)
+    facts = (*facts, ("path", f"{contract.path}, verified for {contract.verified[0].versions}"))
+    try:
+        decoded = contract.decode(call.arguments)
+    except MxdebugError as error:
+        return _broken_contract(call, facts, error)
+    output = call.outputs[0] if call.outputs else None
+    if output is not None and tuple(output.shape) != (call.arguments["input"].shape[0], decoded.hidden):
+        raise MxdebugError("output", f"shape {[call.arguments['input'].shape[0], decoded.hidden]}", f"shape {list(output.shape)}", "the dump's outputs belong to another call")
+    if checkpoint is None:
+        return _without_checkpoint(call, contract, facts, output)
+    if isinstance(checkpoint, (str, Path)):
+        checkpoint = open_checkpoint(checkpoint)
+    chosen = checkpoint if isinstance(checkpoint, CheckpointLayer) else checkpoint.layer(layer)
+    return _with_checkpoint(call, contract, decoded, facts, output, chosen, engine)
+
+
+def _facts(call: Call) -> tuple[tuple[str, str], ...]:
+    versions = ", ".join(f"{k} {str(v).split(' ')[0]}" for k, v in call.versions.items() if k in ("flashinfer", "torch"))
+    return (("call", f"{call.function}, call {call.sequence} of process {call.process}, {call.status}" + (f" ({versions})" if versions else "")),)
+
+
+def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: MxdebugError) -> Diagnosis:
+    finding = Finding(FAULTS["contract-broken"], PROVED, error.operand, f"expected {error.expected}, got {error.got}"
+                      + (f"; likely: {error.reason}" if error.reason else ""))
+    verdict = CRASHED if call.status == "crashed" else WRONG
+    start = "inputs without outputs: the call did not return. " if verdict == CRASHED else ""
+    return Diagnosis(verdict, f"{start}{error.operand} breaks the kernel's contract", (finding,), facts, None, None, None,
+                     ("the arguments against the kernel's contract",), ("everything behind it: correct this first",))
+
+
+def _without_checkpoint(call: Call, contract: Contract, facts: tuple[tuple[str, str], ...], output: Tensor | None) -> Diagnosis:
+    findings = parameters.examine_router(call.arguments["token_final_scales"])
+    need = "whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR"
+    if output is None:
+        return Diagnosis(CRASHED, "inputs without outputs: the call did not return; its arguments keep the kernel's contract", tuple(findings), facts,
+                         None, None, None, ("shapes and dtypes against the contract",), (need,))
+    evidence = outputs.examine(contract, call.arguments, output, most_tokens=TOKENS)
+    findings = [*evidence.findings, *findings]
+    if evidence.findings:
+        verdict, summary = WRONG, _titles(evidence.findings)
+    elif not evidence.follows:
+        verdict, summary = UNEXPLAINED, "the output does not follow from what was passed, and no known broken computation reproduces it"
+    else:
+        verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
+    return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None, ("the output against an emulation of the operands",), (need,))
+
+
+def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: tuple[tuple[str, str], ...], output: Tensor | None,
+                     chosen: CheckpointLayer, engine: str) -> Diagnosis:
+    args, layer = call.arguments, chosen.layer
+    parallel = contract.parallel(args)
+    part = layer.part(parallel)
+    plan = recipe(engine, contract.path, chosen.kind).plan(part)
+    _check_fit(decoded, part, plan, chosen, parallel)
+    facts = (*facts, ("layer", f"{chosen.index} of a {chosen.kind} checkpoint: {layer.experts} experts, hidden {layer.hidden}, intermediate "
+                      f"{layer.intermediate}, rows {chosen.rows.name}" + _position(parallel, decoded.experts)))
+    source = Source(layer, parallel)
+    evidence = operands.examine(contract, plan, source, args)
+    findings = [*evidence.findings, *parameters.examine_activation(passed_activation(args), part.activation, chosen.stated, chosen.provenance),
+                *parameters.examine_router(args["token_final_scales"])]
+    kernel = None if output is None else outputs.examine(contract, args, output, most_tokens=TOKENS)
+    findings += kernel.findings if kernel else ()
+
+    tokens = outputs.sample_tokens(args, TOKENS)
+    right = plan.call(plan.convert(part), part, args["input"][:, : part.hidden], args["token_selected_experts"], args["token_final_scales"], parallel)
+    small = outputs.restrict(contract, right, tokens)
+    exact = _exact(contract, args, part, parallel, tokens)
+    right_trace = contract.trace(small, keep=True)
+    floor = compare(right_trace.output.double()[:, : part.hidden], exact.output.double())
+    seen = output[tokens] if output is not None else contract.emulate(outputs.restrict(contract, args, tokens))
+    truth = compare(seen.double()[:, : part.hidden], exact.output.double())
+    findings = [_with_effect(f, contract, args, right, tokens, right_trace.output) for f in findings]
+    order = {"proved": 0, "consistent": 1, "suspected": 2}
+    findings.sort(key=lambda f: (order[f.strength], -(f.effect or 0.0)))
+
+    unexplained = [contract.operand(k).title for k in evidence.unexplained]
+    verdict, summary = _verdict(call, findings, unexplained, kernel, truth, floor)
+    checked = [f"{len(evidence.equal)} of {len(evidence.equal) + len(evidence.broken) + len(evidence.same_values)} operands equal vLLM's recipe byte for byte"
+               + (f"; {', '.join(contract.operand(k).title for k in evidence.same_values)}: other bytes, the same weights (no fault)" if evidence.same_values else ""),
+               "activation and its parameters against config.json; router weights; parallel position"]
+    if kernel:
+        checked.append(f"the output of {len(tokens)} of {args['input'].shape[0]} tokens against an emulation of what was passed")
+    open_ = [*evidence.open, *(f"{t}: no known change of the checkpoint gives these bytes" for t in unexplained),
+             *parameters.vacuity(part, right_trace, args, part.experts)]
+    return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_))
+
+
+def _verdict(call: Call, findings: list[Finding], unexplained: list[str], kernel: outputs.OutputEvidence | None, truth: Comparison, floor: Comparison) -> tuple[str, str]:
+    if call.status == "crashed":
+        text = "inputs without outputs: the call did not return. "
+        return CRASHED, text + (_titles(findings) if findings else "Its arguments are right: look at the kernel, the driver and memory")
+    if unexplained:
+        return UNEXPLAINED, f"{', '.join(unexplained)}: not what the recipe makes of this checkpoint, and no known fault explains it" + (
+            f"; besides: {_titles(findings)}" if findings else "")
+    if kernel and not kernel.follows and not kernel.findings:
+        return UNEXPLAINED, "the output does not follow from what was passed, and no known broken computation reproduces it" + (
+            f"; besides: {_titles(findings)}" if findings else "")
+    if findings:
+        return WRONG, _titles(findings)
+    return RIGHT, "the operands are what the recipe makes of the checkpoint, the parameters are the checkpoint's, and the output follows from them"
+
+
+def _titles(findings: list[Finding] | tuple[Finding, ...]) -> str:
+    return "; ".join(f"{f.fault.title} ({f.where})" if f.where.startswith("w") else f.fault.title for f in findings)
+
+
+def _position(p: Parallel, experts: int) -> str:
+    out = f"; tp_rank {p.tp_rank} of {p.tp_size}" if p.tp_size > 1 else ""
+    return out + (f"; ep_rank {p.ep_rank} of {p.ep_size}, {experts} experts here" if p.ep_size > 1 else "")
+
+
+def _check_fit(decoded: MoELayer, part: MoELayer, plan: Plan, chosen: CheckpointLayer, p: Parallel) -> None:
+    got = (decoded.experts, decoded.intermediate, decoded.hidden)
+    want = (part.experts, *plan.padded)
+    if got != want:
+        raise MxdebugError("call and checkpoint", f"experts, intermediate, hidden {list(want)}: layer {chosen.index}'s part for tp {p.tp_rank}/{p.tp_size}, "
+                           f"ep {p.ep_rank}/{p.ep_size}, padded to 128", f"{list(got)}", "another checkpoint or layer, or a parallel position that the call does not state")
+
+
+def _exact(contract: Contract, args: Mapping[str, Any], part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
+    """What the checkpoint means for these tokens: the formats' own scale codec, no intermediate rounding."""
+    return forward(args["input"][tokens][:, : part.hidden], args["token_selected_experts"][tokens], args["token_final_scales"][tokens],
+                   replace(part, scale=None), parallel=parallel, roundings=EXACT, compute=torch.float64)
+
+
+_ARGUMENT_OF = {"swiglu_alpha", "swiglu_beta", "swiglu_limit", "activation_type"}
+
+
+def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right: Mapping[str, Any], tokens: Tensor, right_output: Tensor) -> Finding:
+    """How far this finding alone moves the output: the right call with only this finding's operands or parameters as passed."""
+    if f.effect is not None:
+        return f
+    mixed = dict(right)
+    for operand in contract.operands:
+        if operand.title not in f.where.split(", "):
+            continue
+        name, _, index = operand.argument.partition("[")
+        if index:
+            scales = list(mixed[name])
+            scales[int(index[:-1])] = operand.get(args)
+            mixed[name] = scales
+        else:
+            mixed[name] = args.get(name)
+    for name in _ARGUMENT_OF & {f.where}:
+        mixed[name] = args.get(name)
+    if all(mixed[k] is right.get(k) for k in mixed):
+        return f
+    try:
+        moved = contract.emulate(outputs.restrict(contract, mixed, tokens))
+    except MxdebugError:
+        return f  # on its own the kernel would refuse it
+    return replace(f, effect=compare(moved, right_output).relative_l2)

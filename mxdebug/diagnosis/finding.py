@@ -1,0 +1,123 @@
+"""What a diagnosis says: findings as records, and how they print in a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..faults import Fault
+from ..metrics import Comparison
+
+PROVED, CONSISTENT, SUSPECTED = "proved", "consistent", "suspected"
+STRENGTHS = {
+    PROVED: "bytes are equal, or the output is reproduced bit for bit and by nothing else",
+    CONSISTENT: "explains what was seen; other causes might too",
+    SUSPECTED: "statistics or configuration speak for it",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault with its evidence.
+
+    fault     the catalogue's record
+    strength  proved, consistent or suspected
+    where     operands, experts, tokens
+    evidence  what was compared, with numbers
+    effect    relative L2 by which this finding alone moves the output away from the right one; None where it was not computed
+    """
+
+    fault: Fault
+    strength: str
+    where: str
+    evidence: str
+    effect: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.fault.id
+
+
+# Set by mxdebug.views: how a Diagnosis looks in a notebook.
+HTML: list[Callable[[Diagnosis], str]] = []
+
+RIGHT, WRONG, UNEXPLAINED, UNDECIDED, CRASHED, PENDING = "right", "wrong", "wrong, not explained", "undecided", "crash dump", "pending flush"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer for one call.
+
+    verdict    right; wrong (findings explain it); wrong, not explained; undecided; crash dump; pending flush
+    summary    one sentence
+    findings   strongest and most effective first
+    call       what was called, where
+    kernel     recorded output against the emulation of what was passed: does the kernel keep its contract?
+    truth      recorded output (or, without one, the emulated output) against what the checkpoint means; floor: the same for a right call
+    checked    what was looked at, in order
+    open       what this data could not have shown, or what stays undecided
+    """
+
+    verdict: str
+    summary: str
+    findings: tuple[Finding, ...]
+    call: tuple[tuple[str, str], ...]
+    kernel: Comparison | None
+    truth: Comparison | None
+    floor: Comparison | None
+    checked: tuple[str, ...]
+    open: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call is right."""
+        return self.verdict == RIGHT
+
+    def finding(self, id: str) -> Finding | None:
+        """The finding of that fault id, if there is one."""
+        return next((f for f in self.findings if f.id == id), None)
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def _repr_html_(self) -> str | None:
+        return HTML[-1](self) if HTML else None
+
+
+def distance(truth: Comparison, floor: Comparison | None) -> str:
+    """How far the output is from what the checkpoint means, with the floor that a right call has."""
+    text = f"relative L2 {truth.relative_l2:.3f}, cosine {truth.cosine:.3f}, norm ratio {truth.norm_ratio:.3f}"
+    if not truth.masks_equal:
+        text = "NaN or inf where the checkpoint has none; elsewhere " + text
+    return text if floor is None else f"{text} (a right call: {floor.relative_l2:.3f})"
+
+
+def render(d: Diagnosis, width: int = 110) -> str:
+    """Plain text for a terminal: verdict first, then what to do, then what was checked."""
+    lines = [f"{d.verdict.upper()}: {d.summary}", ""]
+
+    def put(label: str, text: str) -> None:
+        lines.extend(textwrap.wrap(text, width, initial_indent=f"  {label:<9} ", subsequent_indent=" " * 12) or [f"  {label}"])
+
+    for i, f in enumerate(d.findings, 1):
+        lines.extend(textwrap.wrap(f"{i}. {f.fault.title}  [{f.strength}]", width, subsequent_indent="   "))
+        put("where", f.where)
+        put("evidence", f.evidence)
+        if f.effect is not None:
+            put("effect", f"alone it moves the output by relative L2 {f.effect:.3f}")
+        put("fix", f.fault.fix)
+        if f.fault.reports:
+            put("reports", ", ".join(f.fault.reports))
+        lines.append("")
+    for label, value in d.call:
+        put(label, value)
+    if d.truth is not None:
+        put("output", "from the checkpoint's own result: " + distance(d.truth, d.floor))
+    if d.kernel is not None:
+        put("kernel", f"recorded output against emulation of what was passed: {d.kernel}")
+    for text in d.checked:
+        put("checked", text)
+    for text in d.open:
+        put("open", text)
+    return "\n".join(lines)

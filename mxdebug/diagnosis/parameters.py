@@ -1,0 +1,85 @@
+"""Evidence from the call's parameters: the activation, the router weights, and what the data could not have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..faults import FAULTS
+from ..reference import Activation, MoELayer, Trace
+from .finding import CONSISTENT, PROVED, SUSPECTED, Finding
+
+_NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": float("inf")}
+_CLASS = {"silu": "swiglu"}  # one formula: silu is swiglu with alpha 1, beta 0 and no limit
+
+
+def examine_activation(passed: Activation, wanted: Activation, stated: frozenset[str], provenance: Mapping[str, str]) -> list[Finding]:
+    """Compare the activation that the call selects with the checkpoint's, parameter by parameter."""
+    if _CLASS.get(passed.kind, passed.kind) != _CLASS.get(wanted.kind, wanted.kind):
+        return [Finding(FAULTS["activation-kind"], PROVED, "activation_type", f"the call computes {passed.kind}, the checkpoint means {wanted.kind} ({provenance.get('activation', 'config.json')})")]
+    out = []
+    for name, neutral in _NEUTRAL.items():
+        want, got = getattr(wanted, name), getattr(passed, name)
+        if _same(want, got, neutral):
+            continue
+        source = provenance.get(name, "config.json")
+        if want is None:
+            out.append(Finding(FAULTS[f"swiglu-{name}-changed"], SUSPECTED, f"swiglu_{name}", f"the call passes {_show(got)}, the checkpoint states none ({source})"))
+            continue
+        # What the model type implies is not written in the file; but it is a rule of the engine, and the numbers were compared.
+        id = f"swiglu-{name}-lost" if got is None else f"swiglu-{name}-changed"
+        out.append(Finding(FAULTS[id], PROVED, f"swiglu_{name}", f"the checkpoint means {_show(want)} ({source}); the call passes {_show(got)}"))
+    return out
+
+
+def _same(want: Tensor | None, got: Tensor | None, neutral: float) -> bool:
+    if want is None and got is None:
+        return True
+    n = (want if want is not None else got).shape[0]
+    a, b = (torch.full((n,), neutral) if t is None else t.float().cpu() for t in (want, got))
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def _show(t: Tensor | None) -> str:
+    if t is None:
+        return "none"
+    values = t.float().unique().tolist()
+    return f"{values[0]:g} for every expert" if len(values) == 1 else "values by expert: " + ", ".join(f"{v:g}" for v in t.tolist()[:8])
+
+
+def examine_router(router: Tensor) -> list[Finding]:
+    """Router weights that were applied twice: square roots sum to 1 for every token, the weights do not."""
+    w = router.double()
+    if w.shape[1] < 2 or (w < 0).any():
+        return []
+    sums, roots = w.sum(1), w.sqrt().sum(1)
+    # Renormalised weights sum to 1 within their own rounding: float32, or bf16 where the router ran in it.
+    step = 2.0**-8 if torch.equal(router.to(torch.bfloat16).float(), router.float()) else 2.0**-20
+    tolerance = w.shape[1] * step
+    if bool(((roots - 1).abs() <= tolerance).all()) and not bool(((sums - 1).abs() <= tolerance).any()):
+        return [Finding(FAULTS["router-squared"], CONSISTENT, "token_final_scales", f"square roots sum to 1 for all {w.shape[0]} tokens (largest deviation "
+                        f"{(roots - 1).abs().max():.1e}), the weights sum to {sums.min():.3f} to {sums.max():.3f}")]
+    return []
+
+
+def vacuity(layer: MoELayer, trace: Trace, arguments: Mapping[str, Any], local_experts: int) -> list[str]:
+    """What the output of this call could not have shown, because its data do not reach it."""
+    out = []
+    limit = layer.activation.limit
+    if limit is not None and trace.up.numel():
+        largest = max(t.abs().max().item() for t in (trace.gate, trace.up) if t is not None)
+        if largest <= limit.min().item():
+            out.append(f"no pre-activation of the sampled tokens reaches the limit {limit.min():g} (largest {largest:.2f}): a lost or misplaced clamp "
+                       "would not show in this output; the parameter itself was compared")
+    touched = int(trace.expert.unique().numel())
+    if touched < local_experts:
+        out.append(f"the sampled tokens touch {touched} of {local_experts} experts here; the others were compared by bytes only")
+    for name, t in (("w13", layer.up.scales), ("w2", layer.down.scales)):
+        if t.unique().numel() == 1:
+            out.append(f"all {name} block scales are equal: a misplaced scale could not show")
+    if arguments["token_selected_experts"].shape[1] == 1:
+        out.append("top-1 routing: a router weight of 1 applied twice could not show")
+    return out
