@@ -233,12 +233,16 @@ class BlockTensor:
         """uint8 element codes [..., K]."""
         return unpack_fp4(self.payload) if self.format.packed else self.payload
 
+    def elements(self) -> Tensor:
+        """float32 [..., K]: the elements' values without any scale."""
+        return _dequantise_elements(self.payload, self.format)
+
     def dequantise(self, dtype: torch.dtype = torch.float32, scale: ScaleCodec | None = None) -> Tensor:
         """Values [..., K]: element * block scale (* global scale), computed in float32.
 
         `scale` replaces the format's scale codec by the one that a kernel reads with.
         """
-        values = _dequantise_elements(self.payload, self.format).unflatten(-1, (-1, self.format.block))
+        values = self.elements().unflatten(-1, (-1, self.format.block))
         values = (values * (scale or self.format.scale).decode(self.scales).unsqueeze(-1)).flatten(-2)
         if self.global_scale is not None:
             g = self.global_scale.float()

@@ -17,12 +17,19 @@ from .formats import BlockTensor, ScaleCodec
 
 @dataclass(frozen=True)
 class Roundings:
-    """The dtype in which each intermediate result is stored; None keeps the computing precision."""
+    """The dtype in which each intermediate result is stored; None keeps the computing precision.
+
+    accumulate  how many products along K a GEMM sums at a time; each sum is cut to float32 (tensor cores do not round),
+                multiplied by the block's scale and added to the float32 total, in the order of K. None: one float64 sum
+    fast_math   sigmoid and the weighted sum over experts as nvcc -use_fast_math compiles them
+    """
 
     gemm1: torch.dtype | None
     activation: torch.dtype | None
     gemm2: torch.dtype | None
     output: torch.dtype | None
+    accumulate: int | None = None
+    fast_math: bool = False
 
 
 EXACT = Roundings(None, None, None, None)
@@ -35,12 +42,20 @@ def _store(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 # -- activations ------------------------------------------------------------------------------------------------
 
 
+def fast_sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + 2^(-x log2 e)) in float32 steps, as nvcc -use_fast_math computes 1 / (1 + expf(-x)).
+
+    ex2.approx and rcp.approx are replaced by the correctly rounded results, from which they differ by at most 2 ulp.
+    """
+    power = torch.exp2((-x.float() * 1.4426950408889634).double()).float()
+    return (1.0 / (1.0 + power).double()).float()
+
+
 def _relu2(x: Tensor) -> Tensor:
     return torch.nn.functional.relu(x).square()
 
 
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,  # erf; what FlashInfer CUTLASS computes for Geglu
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "relu2": _relu2,
@@ -84,10 +99,12 @@ class Activation:
         values = getattr(self, name)
         return None if values is None else float(values[expert])
 
-    def __call__(self, gate: Tensor | None, up: Tensor, expert: int) -> Tensor:
+    def __call__(self, gate: Tensor | None, up: Tensor, expert: int, sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid) -> Tensor:
         """[tokens, I] pre-activations of one expert -> [tokens, I]."""
         if not self.gated:
             return _PLAIN[self.kind](up)
+        if self.kind == "silu":
+            return gate * sigmoid(gate) * up
         if self.kind != "swiglu":
             return _PLAIN[self.kind](gate) * up
         alpha, beta, limit = (self.parameter(n, expert) for n in ("alpha", "beta", "limit"))
@@ -96,7 +113,7 @@ class Activation:
             gate_side, up_side = self.clamp.split(", ")
             gate = gate.clamp(max=limit) if gate_side == "gate above" else gate.clamp(-limit, limit)
             up = up.clamp(-limit, limit) if up_side == "up both" else up.clamp(max=limit)
-        out = gate * torch.sigmoid(gate * alpha) * (up + beta)
+        out = gate * sigmoid(gate * alpha) * (up + beta)
         return out.clamp(-limit, limit) if limit is not None and self.clamp == "after activation" else out
 
 
@@ -210,7 +227,7 @@ class Trace:
 
 def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, parallel: Parallel, roundings: Roundings,
             compute: torch.dtype = torch.float32, keep: bool = False) -> Trace:
-    """Run a mixture of experts. The two GEMMs accumulate in float64, so that the result does not depend on a BLAS's order.
+    """Run a mixture of experts. No result depends on the order in which a BLAS adds: see `Roundings.accumulate`.
 
     x        [T, H] activations
     experts  int [T, k] global expert ids; ids outside this rank's ep slice contribute nothing
@@ -229,16 +246,20 @@ def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, para
     for e in sorted(set(local[(local >= 0) & (local < layer.experts)].tolist())):
         token, slot = (local == e).nonzero(as_tuple=True)
         gate, up = _first_gemm(x[token], layer, e, roundings, compute)
-        act = _store(layer.activation(gate, up, e), roundings.activation)
-        y = _gemm(act, layer.down[e], layer.scale, roundings.gemm2, compute)
+        act = _store(layer.activation(gate, up, e, fast_sigmoid if roundings.fast_math else torch.sigmoid), roundings.activation)
+        y = _gemm(act, layer.down[e], layer.scale, roundings, roundings.gemm2, compute)
         if layer.down_bias is not None and parallel.tp_rank == 0:
             y = y + layer.down_bias[e].to(compute)
-        contributions[token, slot] = y * router[token, slot].to(compute)[:, None]
+        contributions[token, slot] = y
         if keep:
             kept.append((token, slot, torch.full_like(token, e), *(() if gate is None else (gate,)), up))
-    out = contributions[:, 0]
-    for k in range(1, slots):  # in this order: float addition is not associative
-        out = out + contributions[:, k]
+    out = torch.zeros_like(contributions[:, 0])
+    for k in range(slots):  # in this order: float addition is not associative
+        here = ((local[:, k] >= 0) & (local[:, k] < layer.experts))[:, None]
+        # float64 holds the product exactly: a fused multiply-add, rounded once. Without fast_math the product is rounded too.
+        product = contributions[:, k].double() * router[:, k, None].double()
+        added = out.double() + (product if roundings.fast_math else product.to(compute).double())
+        out = torch.where(here, added.to(compute), out)
     if roundings.output is not None:
         out = out.to(roundings.output)
     columns = [torch.cat(c) for c in zip(*kept)] if kept else []
@@ -264,8 +285,23 @@ def linear(x: Tensor, weight: BlockTensor, bias: Tensor | None = None, *, scale:
     return y if output is None else y.to(output)
 
 
-def _gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec | None, stored: torch.dtype | None, compute: torch.dtype) -> Tensor:
-    return _store((x.double() @ weight.dequantise(torch.float64, scale).T).to(compute), stored)
+def _gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec | None, r: Roundings, stored: torch.dtype | None, compute: torch.dtype) -> Tensor:
+    if r.accumulate is None:
+        return _store((x.double() @ weight.dequantise(torch.float64, scale).T).to(compute), stored)
+    if r.accumulate != weight.format.block:
+        raise MxdebugError("Roundings.accumulate", f"the block {weight.format.block} of {weight.format.name}", str(r.accumulate))
+    elements = weight.elements().double().unflatten(-1, (-1, r.accumulate)).permute(1, 2, 0)  # [blocks, block, N]
+    blocks = x.double().unflatten(-1, (-1, r.accumulate)).transpose(0, 1)  # [blocks, tokens, block]
+    scales = (scale or weight.format.scale).decode(weight.scales).T  # [blocks, N]; powers of two, so that the product is exact
+    total = _cut(blocks[0] @ elements[0]) * scales[0]
+    for b in range(1, len(scales)):
+        total = total + _cut(blocks[b] @ elements[b]) * scales[b]
+    return _store(total.to(compute), stored)
+
+
+def _cut(x: Tensor) -> Tensor:
+    """float64 -> float32 by dropping bits: towards zero."""
+    return (x.view(torch.int64) & ~((1 << 29) - 1)).view(torch.float64).float()
 
 
 def _first_gemm(x: Tensor, layer: MoELayer, e: int, r: Roundings, compute: torch.dtype) -> tuple[Tensor | None, Tensor]:
@@ -274,7 +310,7 @@ def _first_gemm(x: Tensor, layer: MoELayer, e: int, r: Roundings, compute: torch
         if weight is None:
             out.append(None)
             continue
-        h = _gemm(x, weight[e], layer.scale, r.gemm1, compute)
+        h = _gemm(x, weight[e], layer.scale, r, r.gemm1, compute)
         out.append(h if bias is None else h + bias[e].to(compute))
     return out[0], out[1]
 

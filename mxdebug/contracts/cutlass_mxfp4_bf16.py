@@ -144,7 +144,7 @@ CONTRACT = Contract(
         Operand("w2_bias", "fc2_expert_biases", "w2 bias", torch.bfloat16, "[E, H]", None, None, None, True,
                 "added before the router weight, on tp_rank 0 only"),
     ),
-    roundings=Roundings(gemm1=torch.bfloat16, activation=torch.bfloat16, gemm2=torch.bfloat16, output=torch.bfloat16),
+    roundings=Roundings(gemm1=torch.bfloat16, activation=torch.bfloat16, gemm2=torch.bfloat16, output=torch.bfloat16, accumulate=32, fast_math=True),
     alignment="H % 128 == 0 and I % 128 == 0; w13 rows are [w3; w1]",
     verified=(
         Verified("recorded on an H200", "FlashInfer 0.7.4, torch 2.11", "14 calls, right and wrong ones, every output bit-identical"),
