@@ -156,3 +156,20 @@ def write(path: str, commit: str, file: Path) -> dict[str, Any]:
     record = measure(path, commit)
     file.write_text(json.dumps(record, indent=1) + "\n")
     return record
+
+
+def summary(record: dict[str, Any]) -> str:
+    """A measured record in a few lines."""
+    done = record["cases"]
+    elements, differing = sum(c["elements"] for c in done), sum(c["differing"] for c in done)
+    clean = [c for c in done if c["fault"] == "none"]
+    wrong = [c for c in done if c["fault"] != "none"]
+    return "\n".join((
+        f"{record['path']} on {record['gpu']} (SM{record['sm']}), FlashInfer {record['flashinfer']}, torch {record['torch']}, at {record['commit']}",
+        f"{len(clean)} clean and {len(wrong)} wrong calls: {elements - differing} of {elements} outputs bit-identical to the emulation "
+        f"({1e4 * differing / elements:.2f} in 10,000 differ), largest relative L2 {max(c['kernel_relative_l2'] for c in done):.1e}",
+        f"NaN and inf in the same places: {'yes' if all(c['masks_equal'] for c in done) else 'NO'}",
+        f"layout kernels byte-exact: {', '.join(f'{k} {v}' for k, v in record['converters'].items())}",
+        f"clean calls are {max(c['truth_relative_l2'] for c in clean):.4f} or less from the checkpoint's own result, "
+        f"wrong ones {min(c['truth_relative_l2'] for c in wrong):.4f} to {max(c['truth_relative_l2'] for c in wrong):.2f}",
+    ))

@@ -21,6 +21,7 @@ from ..recipes import Plan, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
 from . import operands, outputs, parameters
 from .finding import CRASHED, PENDING, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
+from .locate import locate
 from .recover import Source
 
 TOKENS = 64  # at most this many tokens are emulated
@@ -32,7 +33,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
 
     call        a Call, or the folder of a FlashInfer dump that holds exactly one
     checkpoint  what the layer should compute; without it only the kernel can be checked against its contract
-    layer       which layer of the checkpoint, where it has several
+    layer       which layer of the checkpoint; None: found by the rows of the weights (`locate`)
     engine      whose recipe to expect
     Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other.
     """
@@ -55,7 +56,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         return _without_checkpoint(call, contract, facts, output)
     if isinstance(checkpoint, (str, Path)):
         checkpoint = open_checkpoint(checkpoint)
-    chosen = checkpoint if isinstance(checkpoint, CheckpointLayer) else checkpoint.layer(layer)
+    chosen = checkpoint if isinstance(checkpoint, CheckpointLayer) else checkpoint.layer(locate(call, checkpoint) if layer is None else layer)
     return _with_checkpoint(call, contract, decoded, facts, output, chosen, engine)
 
 

@@ -1,0 +1,164 @@
+"""mxdebug on the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .errors import MxdebugError
+
+if TYPE_CHECKING:
+    from .calls import Recording
+    from .diagnosis import Diagnosis
+
+MANY = 8
+
+
+class _Group(click.Group):
+    """Bad input ends with one readable message and exit code 2, never with a traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except MxdebugError as error:
+            click.echo(f"mxdebug: {error.operand}\n  expected  {error.expected}\n  got       {error.got}", err=True)
+            if error.reason:
+                click.echo(f"  likely    {error.reason}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="mxdebug")
+def main() -> None:
+    """Find out why a block-scaled (MXFP4, NVFP4, MXFP8) layer computes garbage.
+
+    Start with `mxdebug demo`, then `mxdebug doctor` for how to record a call of your engine, then `mxdebug diagnose`.
+    """
+
+
+@main.command()
+@click.argument("dump", type=click.Path(exists=True, path_type=Path))
+@click.option("--checkpoint", type=click.Path(exists=True, path_type=Path), help="Folder of the model: config.json and safetensors.")
+@click.option("--layer", type=int, help="Layer of the checkpoint; without it the layer is found by the weights' rows.")
+@click.option("--call", "wanted", help="Only the call of this number, or whose folder's name contains this text.")
+@click.option("--engine", default="vllm", show_default=True, help="Whose recipe the operands should follow.")
+def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str | None, engine: str) -> None:
+    """Say what is wrong with the calls in DUMP, a folder that FlashInfer wrote (FLASHINFER_LOGLEVEL=10).
+
+    Exit code: 0 every call is right, 1 something is wrong or undecided, 2 the input cannot be read.
+    """
+    from .calls import scan
+    from .diagnosis import diagnose as run
+
+    recordings, opened = _choose(scan(dump), wanted), None
+    if checkpoint is not None:
+        from .checkpoints import open_checkpoint
+
+        opened = open_checkpoint(checkpoint)
+    worst = 0
+    for n, r in enumerate(recordings):
+        if len(recordings) > 1:
+            click.echo(("\n" if n else "") + f"--- {r.source.name}")
+        try:
+            d = run(r.load(), opened, layer=layer, engine=engine)
+        except MxdebugError as error:
+            if len(recordings) == 1:
+                raise
+            click.echo(f"NOT READ: {error}")
+            worst = max(worst, 2)
+            continue
+        click.echo(str(d))
+        worst = max(worst, 0 if d.ok else 1)
+    sys.exit(worst)
+
+
+def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
+    from .contracts import CONTRACTS
+
+    known = {c.function for c in CONTRACTS.values()}
+    if wanted is not None:
+        chosen = [r for r in recordings if (wanted.isdigit() and r.sequence == int(wanted)) or wanted in r.source.name]
+        if not chosen:
+            raise MxdebugError("call", "one of " + ", ".join(r.source.name for r in recordings[:MANY]), repr(wanted))
+        return chosen[:MANY]
+    chosen = [r for r in recordings if r.function in known]
+    others: dict[str, int] = {}
+    for r in recordings:
+        if r.function not in known:
+            others[r.function] = others.get(r.function, 0) + 1
+    if not chosen:
+        found = ", ".join(f"{n} of {f}" for f, n in others.items()) or "no recorded call"
+        raise MxdebugError("dump", f"a call of {', '.join(sorted(known))}", found, "set FLASHINFER_DUMP_INCLUDE (see mxdebug doctor)")
+    if others:
+        click.echo("left out: " + ", ".join(f"{n} calls of {f}" for f, n in others.items()))
+    if len(chosen) > MANY:
+        click.echo(f"{len(chosen)} calls; showing the first {MANY}. Choose with --call: a number or a part of the folder's name")
+    return chosen[:MANY]
+
+
+@main.command()
+@click.argument("name", default="c04")
+def demo(name: str) -> None:
+    """Diagnose a recorded wrong call that ships with mxdebug: no GPU, no network. NAME is c01 to c14."""
+    from .diagnosis import diagnose as run
+    from .recorded import CALLS, call
+
+    r = call(name)
+    click.echo(f"An NVIDIA H200 ran FlashInfer's cutlass_fused_moe on the weights of {r.checkpoint}; FlashInfer dumped the call ({r.name}).")
+    click.echo("Nothing crashed. What follows is computed from the dump and the checkpoint alone, on this machine:\n")
+    click.echo(f"$ mxdebug diagnose {_shown(r.path)} --checkpoint {_shown(r.checkpoint_path)}\n")
+    d: Diagnosis = run(r.path, r.checkpoint_path)
+    click.echo(str(d))
+    click.echo(f"\nWhat was really done wrong when this call was recorded: {r.wrong}.")
+    click.echo(f"Others: {', '.join(c for c in CALLS if c != name)} (mxdebug demo NAME). Your own engine: mxdebug doctor tells how to record a call.")
+
+
+def _shown(path: Path) -> str:
+    """A path as one would type it from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+@main.command()
+def doctor() -> None:
+    """What this machine can run, and how to record a call of your engine."""
+    from .doctor import report
+
+    click.echo(report())
+
+
+@main.command()
+@click.argument("id", required=False)
+def faults(id: str | None) -> None:
+    """The catalogue of faults; with an ID, one of them whole."""
+    from .faults import FAULTS, fault
+
+    if id is None:
+        width = max(map(len, FAULTS))
+        for f in FAULTS.values():
+            click.echo(f"{f.id:<{width}}  {f.title}")
+        return
+    f = fault(id)
+    for label, text in (("fault", f"{f.id}: {f.title}"), ("strikes", ", ".join(f.strikes)), ("proved by", f.gives_away),
+                        ("shows on", f.needs), ("fix", f.fix), ("reports", ", ".join(f.reports) or "none")):
+        click.echo(f"{label:<10} {text}")
+
+
+@main.command()
+@click.option("--path", default="mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="JSON file for the record.")
+@click.option("--commit", default="unknown", help="Version of mxdebug to note in the record.")
+def verify(path: str, out: Path, commit: str) -> None:
+    """Run a path's real kernel on this machine's GPU, clean and with every fault, against the emulation. Needs that GPU."""
+    from .verify import summary, write
+
+    click.echo(summary(write(path, commit, out)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Which layer of a checkpoint does a call belong to? Dumps do not say; the rows of the weights do."""
+
+from __future__ import annotations
+
+import torch
+
+from ..calls import Call
+from ..checkpoints import Checkpoint
+from ..contracts import find
+from ..errors import MxdebugError
+from ..layouts import WEIGHT_LAYOUTS, Composed, row_hashes
+from ..recipes import SWAP_NIBBLES
+
+
+def locate(call: Call, checkpoint: Checkpoint) -> int:
+    """The layer whose w13 rows are in the call, in whatever order and layout.
+
+    Compares hashes of the rows of a few experts, which survive every reordering of rows and experts; a layer counts
+    where at least half of an expert's rows are found. Raises MxdebugError where no layer or several fit.
+    """
+    if len(checkpoint.layers) == 1:
+        return checkpoint.layers[0]
+    contract = find(call.function, call.arguments)
+    payload = contract.operand("w13").get(call.arguments)
+    if payload is None or payload.dim() != 3:
+        raise MxdebugError("w13 payload", "[E, 2I, H/2]", "none" if payload is None else f"shape {list(payload.shape)}", "state the layer: --layer N")
+    first = contract.parallel(call.arguments).ep_rank * payload.shape[0]
+    shares = {}
+    for index in checkpoint.layers:
+        rows = checkpoint.layer(index, experts=slice(first, first + 1)).layer.up.payload[0]
+        columns = rows.shape[-1]
+        known = torch.cat([row_hashes(rows), row_hashes(SWAP_NIBBLES.apply(rows))])
+        shares[index] = max(
+            torch.isin(row_hashes(layout.unpack(payload[position], payload.shape[1], payload.shape[2])[:, :columns]), known).float().sum().item() / len(rows)
+            for layout in (*WEIGHT_LAYOUTS, Composed(WEIGHT_LAYOUTS[0], WEIGHT_LAYOUTS[0]))
+            for position in (0, 1, payload.shape[0] - 1) if position < payload.shape[0])
+    fits = [i for i, share in shares.items() if share >= 0.5]
+    if len(fits) != 1:
+        raise MxdebugError("layer", f"one of {', '.join(map(str, checkpoint.layers))} that holds the call's weights",
+                           "none" if not fits else f"several: {', '.join(map(str, fits))}",
+                           "another checkpoint, or weights that were requantised; state the layer with --layer N" if not fits else "layers with equal weights; state --layer N")
+    return fits[0]

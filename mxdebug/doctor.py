@@ -1,0 +1,67 @@
+"""What can this machine do? Versions, GPU, and for each path whether its kernel runs here or why not."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from .calls import dump_recipe
+from .contracts import CONTRACTS, Contract
+from .recipes import RECIPES
+
+
+def installed(package: str) -> str | None:
+    """The installed version of a package, without importing it; None where it is absent."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def gpu() -> tuple[str, int] | None:
+    """(name, SM) of the first CUDA GPU; None where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return torch.cuda.get_device_name(), major * 10 + minor
+
+
+def runs_here(contract: Contract) -> tuple[bool, str]:
+    """Whether the kernel of a path runs on this machine, and why not or what it costs. Imports nothing that is missing."""
+    found = gpu()
+    sms = ", ".join(f"SM{s}" for s in contract.sm)
+    if found is None:
+        return False, f"needs a GPU of {sms}; this machine has no CUDA GPU. Emulation is bit-exact and runs here"
+    if found[1] not in contract.sm:
+        return False, f"needs a GPU of {sms}; this machine has {found[0]} (SM{found[1]}). Emulation is bit-exact and runs here"
+    if installed("flashinfer-python") is None:
+        return False, "needs flashinfer-python: pip install flashinfer-python flashinfer-jit-cache"
+    if installed("flashinfer-jit-cache") is None:
+        return True, ("FlashInfer would compile its SM90 MoE module first: 248 CUDA files, tens of minutes on many cores, hours on few. "
+                      "Install flashinfer-jit-cache of the same version instead")
+    return True, "compiled kernels come from flashinfer-jit-cache"
+
+
+def report() -> str:
+    """The whole report as text."""
+    import torch
+
+    found = gpu()
+    lines = ["This machine", f"  Python                 {platform.python_version()}", f"  torch                  {torch.__version__}"]
+    lines += [f"  {p:<22} {installed(p) or 'not installed'}" for p in ("flashinfer-python", "flashinfer-jit-cache", "vllm")]
+    lines += [f"  GPU                    {f'{found[0]}, SM{found[1]}' if found else 'none that CUDA sees'}", "", "Paths"]
+    for c in CONTRACTS.values():
+        ok, why = runs_here(c)
+        lines += [f"  {c.path}", f"    kernel               {'runs here' if ok else 'does not run here'}: {why}"]
+        lines += [f"    verified             {v.how}, {v.versions}: {v.result}" for v in c.verified]
+        forced = sorted({r.forced_by for r in RECIPES if r.path == c.path})
+        lines += [f"    to make vLLM take it {f}" for f in forced]
+        lines += ["                         (its automatic choice on SM90 prefers Triton or Marlin)"]
+        lines += ["    checkpoints          " + "; ".join(r.checkpoint for r in RECIPES if r.path == c.path)]
+    lines += ["", "To record the calls of a running engine (workers are other processes: set this where the engine starts)", ""]
+    lines += [f"  {line}" for line in dump_recipe().rstrip().splitlines()]
+    lines += ["", "  then: mxdebug diagnose flashinfer_dumps --checkpoint MODEL_DIR",
+              "  in your own process: with mxdebug.capture() as calls: ...; mxdebug.diagnose(calls[0], MODEL_DIR)"]
+    return "\n".join(lines)

@@ -1,0 +1,136 @@
+"""Where bytes lie: one matrix in logical order beside the same bytes in memory, with some of them marked in both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from ..errors import MxdebugError
+from ..layouts import Layout
+from . import figures
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SCALE, ROW = "scale byte", "logical row"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One byte, in both orders: (row, column) of the logical matrix; `offset` in memory, drawn at (line, place)."""
+
+    letter: str
+    row: int
+    column: int
+    offset: int
+    line: int
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """What the two halves of the figure hold.
+
+    title, layout   for prints
+    shape       rows, columns of the whole logical matrix
+    first_row, first_offset   of the part that is shown
+    logical     uint8 [rows shown, columns]; what each cell is coloured by
+    physical    uint8 [lines, bytes a line]: the same bytes in memory order
+    colour      SCALE (E8M0 bytes) or ROW (the row that a byte comes from)
+    """
+
+    title: str
+    layout: str
+    shape: tuple[int, int]
+    first_row: int
+    first_offset: int
+    logical: Tensor
+    physical: Tensor
+    colour: str
+    marks: tuple[Mark, ...]
+
+    def __str__(self) -> str:
+        rows, columns = self.logical.shape
+        lines = [f"{self.title}: rows {self.first_row} to {self.first_row + rows - 1} of {self.shape[0]}, {columns} columns, "
+                 f"fill bytes {self.first_offset} to {self.first_offset + self.physical.numel() - 1} in memory"]
+        for m in self.marks:
+            value = f", value {int(self.logical[m.row - self.first_row, m.column])}" if self.colour == SCALE else ""
+            lines.append(f"  {m.letter}: row {m.row:>3}, column {m.column:>2} -> byte {m.offset:>4}{value}")
+        linear = self.marks[0].row * self.shape[1] + self.marks[0].column
+        lines.append(f"  in linear order {self.marks[0].letter} would be byte {linear}")
+        return "\n".join(lines)
+
+
+def _places(layout: Layout, shape: tuple[int, int], rows: range, line: int, at: Sequence[tuple[int, int]], title: str, colour: str,
+            logical: Tensor, physical: Tensor) -> Places:
+    offsets = layout.index_map(*shape)
+    shown = offsets[rows.start: rows.stop]
+    first = int(shown.min())
+    if int(shown.max()) - first + 1 != shown.numel() or shown.numel() % line:
+        raise MxdebugError("rows to show", f"whole tiles of layout {layout.name} ({layout.tile[0]} rows), in lines of {line} bytes", f"rows {rows.start} to {rows.stop - 1}")
+    marks = []
+    for letter, (row, column) in zip(LETTERS, at):
+        if row not in rows or not 0 <= column < shape[1]:
+            raise MxdebugError("mark", f"rows {rows.start} to {rows.stop - 1}, columns below {shape[1]}", f"({row}, {column})")
+        offset = int(offsets[row, column])
+        marks.append(Mark(letter, row, column, offset, *divmod(offset - first, line)))
+    return Places(title, layout.name, shape, rows.start, first, logical[rows.start: rows.stop], physical.flatten()[first: first + shown.numel()].reshape(-1, line),
+                  colour, tuple(marks))
+
+
+def of_scales(layout: Layout, logical: Tensor, physical: Tensor, rows: range, at: Sequence[tuple[int, int]], *, title: str, line: int = 16) -> Places:
+    """Block scales before and after a layout.
+
+    logical   uint8 [rows, columns] of one expert; physical: its bytes as the kernel gets them, any shape
+    rows      which rows to show: they must fill whole tiles; line: bytes drawn in one line
+    at        (row, column) of the bytes to mark
+    Raises MxdebugError where the bytes are not that matrix in that layout.
+    """
+    shape = (logical.shape[0], logical.shape[1])
+    if not torch.equal(layout.pack(logical).flatten(), physical.flatten()):
+        raise MxdebugError("physical bytes", f"the logical matrix in layout {layout.name}", "other bytes", "another layout, expert or row order")
+    return _places(layout, shape, rows, line, at, title, SCALE, logical, physical)
+
+
+def of_rows(layout: Layout, shape: tuple[int, int], rows: range, at: Sequence[tuple[int, int]], *, title: str, line: int = 32) -> Places:
+    """Where the bytes of each row go; for payloads, whose values would look like noise. shape: rows, columns in bytes."""
+    source = (torch.arange(shape[0])[:, None] - rows.start).clamp(0, len(rows) - 1).to(torch.uint8).expand(shape).contiguous()
+    physical = torch.empty(shape[0] * shape[1], dtype=torch.uint8)
+    physical[layout.index_map(*shape).flatten()] = source.flatten()
+    return _places(layout, shape, rows, line, at, title, ROW, source, physical)
+
+
+def draw(p: Places) -> go.Figure:
+    """Two heatmaps side by side, cell for byte."""
+    marked = f"Letters mark the same {'byte' if len(p.marks) == 1 else 'bytes'} in both."
+    if p.colour == SCALE:
+        says = f"Left: one cell a block of 32 weights, coloured by its scale byte. Right: the same bytes in memory, {p.physical.shape[1]} a line. {marked}"
+    else:
+        says = f"Left: one cell a byte of the payload (two weights), coloured by its row. Right: the same bytes in memory, {p.physical.shape[1]} a line. {marked}"
+    cell = max(5.0, min(13.0, 420 / max(p.logical.shape[0], p.physical.shape[0])))
+    height = 44 + 96 + int(cell * max(p.logical.shape[0], p.physical.shape[0]))
+    figure = figures.figure(p.title, says, height=height, below=96)
+    both = torch.cat([p.logical.flatten(), p.physical.flatten()])
+    panels = ((p.logical, "x", "y", p.first_row, 1, [(m.letter, m.column, m.row) for m in p.marks]),
+              (p.physical, "x2", "y2", p.first_offset, p.physical.shape[1], [(m.letter, m.place, p.first_offset + m.line * p.physical.shape[1]) for m in p.marks]))
+    for i, (codes, x, y, first, step, marks) in enumerate(panels):
+        figures.cells(figure, codes, both, x, y, first, step, scale=p.colour == SCALE, bar=i == 0)
+        figure.add_scatter(x=[m[1] for m in marks], y=[m[2] for m in marks], text=[m[0] for m in marks], mode="markers+text", xaxis=x, yaxis=y,
+                           marker={"size": 17, "color": "white", "line": {"color": "black", "width": 1.5}}, textfont={"color": "black", "size": 12},
+                           hoverinfo="skip", showlegend=False)
+    rows, lines = p.logical.shape[0], p.physical.shape[0]
+    figure.update_layout(
+        xaxis=figures.plain_axis(domain=[0, 0.4], title={"text": "logical: column"}, side="bottom"),
+        yaxis=figures.plain_axis(title={"text": "row"}, range=[p.first_row + rows - 0.5, p.first_row - 0.5], tickvals=_ticks(p.first_row, rows, 1)),
+        xaxis2=figures.plain_axis(domain=[0.54, 1], title={"text": f"physical: byte within a line of {p.physical.shape[1]}"}, anchor="y2"),
+        yaxis2=figures.plain_axis(anchor="x2", title={"text": "first byte of the line"}, tickvals=_ticks(p.first_offset, lines, p.physical.shape[1]),
+                                  range=[p.first_offset + (lines - 0.5) * p.physical.shape[1], p.first_offset - 0.5 * p.physical.shape[1]]))
+    return figure
+
+
+def _ticks(first: int, count: int, step: int) -> list[int]:
+    every = max(1, -(-count // 8))
+    every = next(e for e in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if e >= every)
+    return [first + i * step for i in range(0, count, every)]

@@ -1,0 +1,107 @@
+"""The two halves of w13: which row of gate or up stands where, in the file, as the kernel reads it, and as it was passed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from ..errors import MxdebugError
+from ..layouts import match_rows, row_hashes
+from . import figures
+
+PADDING = "-"
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One order of all rows: labels g0, g1, ... (gate), u0, u1, ... (up), or PADDING, by physical row."""
+
+    name: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some orders of the rows of w13, one below the other; `wanted` is the order that the kernel reads."""
+
+    title: str
+    wanted: Strip
+    strips: tuple[Strip, ...]
+
+    def agree(self, strip: Strip) -> int:
+        """How many rows hold what the kernel takes them for."""
+        return sum(a == b for a, b in zip(strip.labels, self.wanted.labels))
+
+    def __str__(self) -> str:
+        n = len(self.wanted.labels)
+        width = max(len(s.name) for s in (self.wanted, *self.strips))
+
+        def line(s: Strip) -> str:
+            shown = " ".join(s.labels[:4]) + " ... " + " ".join(s.labels[n // 2 - 2: n // 2 + 2]) + " ... " + " ".join(s.labels[-2:])
+            return f"{s.name:<{width}}  {shown:<46} {self.agree(s):>4} of {n} rows are what the kernel takes them for"
+
+        return "\n".join([self.title, *(line(s) for s in (*self.strips, self.wanted))])
+
+
+def order(name: str, indices: Tensor) -> Strip:
+    """The strip of a row order: `indices` int64 [2 * half], logical row of [gate; up] by physical row, -1 for padding."""
+    half = indices.numel() // 2
+    return Strip(name, tuple(PADDING if i < 0 else f"g{i}" if i < half else f"u{i - half}" for i in indices.tolist()))
+
+
+def found(name: str, rows: Tensor, gate: Tensor, up: Tensor) -> Strip:
+    """The strip of the rows of one expert as they are: each row of `rows` [2 * half, bytes] is looked up in gate and up [half, bytes].
+
+    Raises MxdebugError where a row that is not all zeros is neither.
+    """
+    indices = match_rows(row_hashes(rows), row_hashes(torch.cat([gate, up])))
+    lost = (indices < 0) & rows.bool().any(-1)
+    if bool(lost.any()):
+        raise MxdebugError("rows of w13", "rows of this expert's gate and up", f"{int(lost.sum())} others, the first at {int(lost.nonzero()[0])}",
+                           "another expert, or bytes that are not yet brought out of the layout")
+    return order(name, indices)
+
+
+def rows(title: str, wanted: Strip, strips: Mapping[str, Strip] | tuple[Strip, ...]) -> Rows:
+    """Put strips together. Raises MxdebugError where they have different lengths."""
+    strips = tuple(strips.values()) if isinstance(strips, Mapping) else tuple(strips)
+    for s in strips:
+        if len(s.labels) != len(wanted.labels):
+            raise MxdebugError(f"rows of {s.name}", f"{len(wanted.labels)} rows", str(len(s.labels)), "padded on one side only")
+    return Rows(title, wanted, strips)
+
+
+def shown_positions(n: int, each: int = 4) -> tuple[int, ...]:
+    """Physical rows that are drawn: the first ones, those around the middle, the last ones."""
+    half = n // 2
+    return (*range(each), *range(half - each // 2, half + each // 2), *range(n - each // 2, n)) if n > 3 * each else tuple(range(n))
+
+
+def draw(r: Rows) -> go.Figure:
+    """One line of boxes for each order; boxes that are not what the kernel takes them for have a cross."""
+    strips = (*r.strips, r.wanted)
+    n = len(r.wanted.labels)
+    at = shown_positions(n)
+    gaps = [i for i in range(1, len(at)) if at[i] != at[i - 1] + 1]
+    xs = [i + 0.8 * sum(g <= i for g in gaps) for i in range(len(at))]
+    figure = figures.figure(r.title, "One box is one row of w13: g is a row of gate (w1), u of up (w3). The last line is what the kernel takes each row for; "
+                            "a cross means that the row above it is another one.", height=66 + 48 * len(strips), below=46, legend=True)
+    for half, name, colour in (("g", "gate (w1)", figures.GATE), ("u", "up (w3)", figures.UP)):
+        points = [(x, k, s.labels[p]) for k, s in enumerate(strips) for x, p in zip(xs, at) if s.labels[p].startswith(half)]
+        figure.add_scatter(x=[p[0] for p in points], y=[p[1] for p in points], text=[p[2] for p in points], mode="markers+text", name=name,
+                           marker={"symbol": "square", "size": 30, "color": colour}, textfont={"size": 10, "color": "black"}, hovertemplate="%{text}<extra></extra>")
+    wrong = [(x, k) for k, s in enumerate(r.strips) for x, p in zip(xs, at) if s.labels[p] != r.wanted.labels[p]]
+    if wrong:
+        figure.add_scatter(x=[p[0] + 0.28 for p in wrong], y=[p[1] - 0.26 for p in wrong], mode="markers", name="not what the kernel takes it for",
+                           marker={"symbol": "x", "size": 8, "color": figures.WRONG, "line": {"color": "white", "width": 1}}, hoverinfo="skip")
+    for g in gaps:
+        figure.add_annotation(x=(xs[g] + xs[g - 1]) / 2, y=(len(strips) - 1) / 2, text="…", showarrow=False, font={"size": 16, "color": figures.TEXT})
+    figure.update_xaxes(**figures.plain_axis(tickvals=xs, ticktext=[str(p) for p in at], title={"text": f"physical row (0 to {n - 1})"}, range=[-0.7, xs[-1] + 0.7]))
+    figure.update_yaxes(**figures.plain_axis(tickvals=list(range(len(strips))), ticktext=["<br>".join(s.name.split(": ")) for s in strips],
+                                             range=[len(strips) - 0.4, -0.6]))
+    figure.update_layout(margin={"l": 128})
+    return figure

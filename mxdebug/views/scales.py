@@ -1,0 +1,81 @@
+"""The block scales that a kernel reads, beside those that the checkpoint means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from ..errors import MxdebugError
+from . import figures
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Two logical matrices of scale bytes, both pooled alike.
+
+    meant, read  uint8 [rows shown, columns]: by the checkpoint, by the kernel
+    first_row    of the part that is shown; pooled: (rows, columns) of the scale matrix in one cell
+    off_by       binades (read - meant) -> number of block scales, over all experts and rows
+    special      how many bytes read are 0x00 or 0xFF, which are no powers of two to the kernel; they are not in off_by
+    """
+
+    title: str
+    meant: Tensor
+    read: Tensor
+    first_row: int
+    pooled: tuple[int, int]
+    off_by: dict[int, int]
+    special: int
+
+    @property
+    def total(self) -> int:
+        """All block scales that were compared."""
+        return sum(self.off_by.values()) + self.special
+
+    def __str__(self) -> str:
+        wrong = self.total - self.off_by.get(0, 0)
+        lines = [f"{self.title}: {wrong} of {self.total} block scales are read wrong ({wrong / self.total:.1%})"]
+        for binades, count in sorted(self.off_by.items(), key=lambda item: (abs(item[0]), item[0])):
+            if binades:
+                factor = f"{2 ** abs(binades)} times too {'large' if binades > 0 else 'small'}"
+                lines.append(f"  {factor:<22} {count:>6}")
+        if self.special:
+            lines.append(f"  {'read as 0.0 or inf':<22} {self.special:>6}")
+        return "\n".join(lines)
+
+
+def reading(meant: Tensor, read: Tensor, *, title: str, expert: int = 0, rows: range | None = None) -> Reading:
+    """Compare scale bytes [E, rows, columns] as the kernel reads them with those that the checkpoint means; `rows` of one expert are shown."""
+    if meant.shape != read.shape or meant.dtype != torch.uint8 or read.dtype != torch.uint8 or meant.dim() != 3:
+        raise MxdebugError("block scales", f"uint8 {list(meant.shape)} twice", f"{read.dtype} {list(read.shape)}", "decode the call's operands first")
+    rows = range(meant.shape[1]) if rows is None else rows
+    special = (meant == 0) | (meant == 255) | (read == 0) | (read == 255)
+    difference = (read.int() - meant.int())[~special]
+    values, counts = difference.unique(return_counts=True)
+    shown = slice(rows.start, rows.stop)
+    a, pooled = figures.pool(meant[expert, shown])
+    return Reading(title, a, figures.pool(read[expert, shown])[0], rows.start, pooled, dict(zip(values.tolist(), counts.tolist())), int(special.sum()))
+
+
+def draw(r: Reading) -> go.Figure:
+    """Both matrices side by side on one colour scale."""
+    same = r.off_by.get(0, 0) == r.total
+    pooled = "" if r.pooled == (1, 1) else f" Each cell is the largest of {r.pooled[0]} x {r.pooled[1]} block scales."
+    says = ("One cell a block of 32 weights, coloured by its block scale. " + ("The kernel reads what the checkpoint means." if same else
+            "Left, what the checkpoint means: neighbours are alike, and each row has its own level. Right, what the kernel makes of the bytes that it was given.") + pooled)
+    cells = r.meant.shape[0]
+    has_special = bool(((r.read == 0) | (r.read == 255)).any())
+    figure = figures.figure(r.title, says, height=44 + 96 + int(max(3.0, min(13.0, 420 / cells)) * cells), below=96, legend=has_special)
+    both = torch.cat([r.meant.flatten(), r.read.flatten()])
+    for i, codes in enumerate((r.meant, r.read)):
+        figures.cells(figure, codes, both, "x" if i == 0 else "x2", "y" if i == 0 else "y2", r.first_row, r.pooled[0], scale=True, bar=i == 0)
+    end = r.first_row + (cells - 0.5) * r.pooled[0]
+    row_axis = {"range": [end, r.first_row - 0.5 * r.pooled[0]]}
+    figure.update_layout(
+        xaxis=figures.plain_axis(domain=[0, 0.47], title={"text": "the checkpoint means: column"}), yaxis=figures.plain_axis(title={"text": "row"}, **row_axis),
+        xaxis2=figures.plain_axis(domain=[0.53, 1], title={"text": "the kernel reads: column"}, anchor="y2"),
+        yaxis2=figures.plain_axis(anchor="x2", showticklabels=False, **row_axis))
+    return figure
