@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from . import mufu
 from .errors import MxdebugError
 from .formats import BlockTensor, ScaleCodec
 
@@ -40,15 +41,6 @@ def _store(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 # -- activations ------------------------------------------------------------------------------------------------
-
-
-def fast_sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + 2^(-x log2 e)) in float32 steps, as nvcc -use_fast_math computes 1 / (1 + expf(-x)).
-
-    ex2.approx and rcp.approx are replaced by the correctly rounded results, from which they differ by at most 2 ulp.
-    """
-    power = torch.exp2((-x.float() * 1.4426950408889634).double()).float()
-    return (1.0 / (1.0 + power).double()).float()
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -246,7 +238,7 @@ def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, para
     for e in sorted(set(local[(local >= 0) & (local < layer.experts)].tolist())):
         token, slot = (local == e).nonzero(as_tuple=True)
         gate, up = _first_gemm(x[token], layer, e, roundings, compute)
-        act = _store(layer.activation(gate, up, e, fast_sigmoid if roundings.fast_math else torch.sigmoid), roundings.activation)
+        act = _store(layer.activation(gate, up, e, mufu.sigmoid if roundings.fast_math else torch.sigmoid), roundings.activation)
         y = _gemm(act, layer.down[e], layer.scale, roundings, roundings.gemm2, compute)
         if layer.down_bias is not None and parallel.tp_rank == 0:
             y = y + layer.down_bias[e].to(compute)

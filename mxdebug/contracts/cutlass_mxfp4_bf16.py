@@ -40,8 +40,7 @@ def activation(arguments: Arguments) -> Activation:
     parameters = {k: arguments.get(f"swiglu_{k}") for k in ("alpha", "beta", "limit")}
     for k, t in parameters.items():
         if t is not None and (not isinstance(t, Tensor) or t.dtype != torch.float32 or t.dim() != 1):
-            raise MxdebugError(f"swiglu_{k}", "torch.float32 [experts on this rank]",
-                               f"{t.dtype} {list(t.shape)}" if isinstance(t, Tensor) else type(t).__name__,
+            raise MxdebugError(f"swiglu_{k}", "torch.float32 [experts on this rank]", _shown(t),
                                "a Python float where the kernel takes one value for each expert")
     given = any(t is not None for t in parameters.values())
     if name not in _ACTIVATIONS:
@@ -51,11 +50,26 @@ def activation(arguments: Arguments) -> Activation:
     return Activation(_ACTIVATIONS[name])
 
 
+def _shown(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _check_tokens(arguments: Arguments, tokens: int) -> None:
+    """Expert ids and router weights as the binding checks them. It takes a call without router weights; no engine makes one."""
+    ids, router = arguments.get("token_selected_experts"), arguments.get("token_final_scales")
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int32 or ids.dim() != 2 or ids.shape[0] != tokens:
+        raise MxdebugError("selected experts (token_selected_experts)", f"torch.int32 [{tokens}, top-k]", _shown(ids),
+                           "ids that were not cast to int32, or of another call")
+    if not isinstance(router, Tensor) or router.dtype != torch.float32 or router.shape != ids.shape:
+        raise MxdebugError("router weights (token_final_scales)", f"torch.float32 {list(ids.shape)}", _shown(router),
+                           "router weights left in the model's dtype, or of another call")
+
+
 def _decode(contract: Contract, arguments: Arguments) -> MoELayer:
     x = arguments.get("input")
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16 or x.dim() != 2:
-        raise MxdebugError("activations (input)", "torch.bfloat16 [tokens, H]",
-                           f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__, "a dump of another path")
+        raise MxdebugError("activations (input)", "torch.bfloat16 [tokens, H]", _shown(x), "a dump of another path")
+    _check_tokens(arguments, x.shape[0])
     act = activation(arguments)
     w13, w2 = (_operand(contract, arguments, k) for k in ("w13", "w2"))
     if w13.dim() != 3 or w2.dim() != 3 or w13.shape[0] != w2.shape[0]:
@@ -77,8 +91,10 @@ def _decode(contract: Contract, arguments: Arguments) -> MoELayer:
             raise MxdebugError(f"{o.title} ({o.argument})", f"{experts * rows * columns // MXFP4.block} bytes: {experts} experts x {rows} rows x "
                                f"{columns // MXFP4.block} blocks", f"{scales.numel()} bytes, shape {list(scales.shape)}",
                                "scales of an unpadded layer, or of another block size; the kernel does not check and reads past the end")
-        return BlockTensor(SM90_WEIGHT_INTERLEAVE.unpack(payload.contiguous(), rows, columns // 2),
-                           SM90_SCALE_FOLD.unpack(scales.reshape(experts, -1), rows, columns // MXFP4.block), MXFP4)
+        codes = SM90_WEIGHT_INTERLEAVE.unpack(payload.contiguous(), rows, columns // 2)
+        blocks = SM90_SCALE_FOLD.unpack(scales.reshape(experts, -1), rows, columns // MXFP4.block)
+        # unpack leaves out the axis of a single expert: a rank, or a sample of tokens, may well have only one
+        return BlockTensor(codes.reshape(experts, rows, -1), blocks.reshape(experts, rows, -1), MXFP4)
 
     first, down = weight("w13", w13, rows, hidden), weight("w2", w2, hidden, intermediate)
     b13, b2 = _operand(contract, arguments, "w13_bias"), _operand(contract, arguments, "w2_bias")
