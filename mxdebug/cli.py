@@ -80,7 +80,7 @@ def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
 
     known = {c.function for c in CONTRACTS.values()}
     if wanted is not None:
-        chosen = [r for r in recordings if (wanted.isdigit() and r.sequence == int(wanted)) or wanted in r.source.name]
+        chosen = [r for r in recordings if (r.sequence == int(wanted) if wanted.isdigit() else wanted in r.source.name)]
         if not chosen:
             raise MxdebugError("call", "one of " + ", ".join(r.source.name for r in recordings[:MANY]), repr(wanted))
         return chosen[:MANY]

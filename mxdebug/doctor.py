@@ -55,7 +55,7 @@ def report() -> str:
     for c in CONTRACTS.values():
         ok, why = runs_here(c)
         lines += [f"  {c.path}", f"    kernel               {'runs here' if ok else 'does not run here'}: {why}"]
-        lines += [f"    verified             {v.how}, {v.versions}: {v.result}" for v in c.verified]
+        lines += [f"    verified             {v.how}, {v.versions}:\n                           {v.result}" for v in c.verified]
         forced = sorted({r.forced_by for r in RECIPES if r.path == c.path})
         lines += [f"    to make vLLM take it {f}" for f in forced]
         lines += ["                         (its automatic choice on SM90 prefers Triton or Marlin)"]

@@ -135,6 +135,9 @@ def _verdict(call: Call, findings: list[Finding], unexplained: list[str], kernel
     if call.status == "crashed":
         text = "inputs without outputs: the call did not return. "
         return CRASHED, text + (_titles(findings) if findings else "Its arguments are right: look at the kernel, the driver and memory")
+    if {"w13 payload", "w2 payload"} <= set(unexplained):
+        return UNEXPLAINED, ("none of this call's weights are this layer's, in any order or layout: another layer or checkpoint, or weights that were "
+                             "requantised or never loaded")
     if unexplained:
         return UNEXPLAINED, f"{', '.join(unexplained)}: not what the recipe makes of this checkpoint, and no known fault explains it" + (
             f"; besides: {_titles(findings)}" if findings else "")

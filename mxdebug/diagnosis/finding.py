@@ -81,6 +81,8 @@ class Diagnosis:
     def __str__(self) -> str:
         return render(self)
 
+    __repr__ = __str__  # also where a notebook shows text; the fields' own repr would hold addresses of functions
+
     def _repr_html_(self) -> str | None:
         return HTML[-1](self) if HTML else None
 

@@ -68,12 +68,12 @@ def draw(b: Block) -> go.Figure:
     figure = figures.figure(
         f"{n} weights that share one block scale", f"Each bar is one weight. It can end on a grey line only: the {len(b.steps)} numbers that a 4-bit code has "
         f"(0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), each times the block scale {b.scale:g}. Another scale byte stretches or shrinks the whole picture.",
-        height=330, below=50)
-    figure.add_bar(x=list(range(n)), y=list(b.weights), marker={"color": figures.UP}, hovertemplate="element %{x}: %{y}<extra></extra>")
+        plot=240, left=78)
+    figure.add_bar(x=list(range(n)), y=list(b.weights), marker={"color": figures.OTHER}, hovertemplate="element %{x}: %{y}<extra></extra>")
     for step in b.steps:
-        figure.add_hline(y=step, line={"color": figures.GRID, "width": 1})
+        figure.add_hline(y=step, line={"color": figures.GRID, "width": 1}, layer="below")
     labelled = [s for s in b.steps if abs(s / b.scale) in (0, 1, 2, 3, 4, 6)]
-    figure.update_xaxes(**figures.plain_axis(title={"text": f"element of the block (0 to {n - 1})"}, tickvals=list(range(0, n, 4)), range=[-0.7, n - 0.3]))
-    figure.update_yaxes(**figures.plain_axis(title={"text": "weight"}, tickvals=labelled, ticktext=[f"{s:g}" for s in labelled],
+    figure.update_xaxes(**figures.plain_axis(title=f"element of the block (0 to {n - 1})", tickvals=list(range(0, n, 4)), range=[-0.7, n - 0.3]))
+    figure.update_yaxes(**figures.plain_axis(title="weight", tickvals=labelled, ticktext=[f"{s:g}" for s in labelled],
                                              range=[b.steps[0] * 1.06, b.steps[-1] * 1.06]))
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import textwrap
 from typing import Any
@@ -14,13 +15,15 @@ from torch import Tensor
 from ..errors import MxdebugError
 
 MIMETYPE = "application/vnd.plotly.v1+json"
-TEXT = "#7d7d7d"  # readable on JupyterLab's white and on its near-black (contrast 4.1 and 4.6)
+TEXT = "#7a7a7a"  # readable on JupyterLab's white and on its near-black (contrast 4.3 and 4.4)
 GRID = "rgba(127, 127, 127, 0.28)"
 # Okabe and Ito's colours; letters or shapes always say the same thing besides.
-UP, GATE, WRONG = "#56b4e9", "#e69f00", "#d55e00"
+UP, GATE, OTHER = "#56b4e9", "#e69f00", "#009e73"
 LARGEST = 512  # cells along each side of a heatmap
+TOP = 62       # pixels above the plot: title and headings of panels
+BELOW_CELLS = 118  # pixels below a heatmap: ticks, axis title, colour bar
 LINE = 17      # pixels a line of text takes
-WIDTH = 74     # characters a line of text has, so that nothing is cut off in a window of 900 pixels
+WIDTH = 78     # characters a line of text has, so that nothing is cut off in a window of 900 pixels
 
 
 def binades(low: int, high: int) -> list[tuple[float, str]]:
@@ -30,35 +33,49 @@ def binades(low: int, high: int) -> list[tuple[float, str]]:
     return [(edge / n, colour) for i, colour in enumerate(colours) for edge in (i, i + 1)]
 
 
+def cell_height(rows: int) -> int:
+    """Pixels for a heatmap of that many rows: cells of up to 9 pixels, about 420 in all, but a pixel a row at least."""
+    return int(max(1.0, min(9.0, 420 / rows)) * rows)
+
+
 def power(exponent: int) -> str:
     """2 to that power as a label, e.g. 2⁻⁶."""
     return "2" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def figure(title: str, says: str, height: int, below: int = 44, legend: bool = False) -> go.Figure:
+def figure(title: str, says: str, plot: int, below: int = 54, legend: bool = False, left: int = 62) -> go.Figure:
     """An empty figure with a title above and, in words, what it shows below.
 
-    height in pixels without the sentence; below: pixels between the plot and the sentence (tick labels, axis titles, colour bar).
+    plot   the height of the plot in pixels; below: pixels between the plot and the sentence (tick labels, axis titles, colour bar);
+    left: pixels for the tick labels of the vertical axis
     """
     lines = textwrap.wrap(says, WIDTH)
-    top = 44 + (26 if legend else 0)
+    top = TOP + (26 if legend else 0)
     figure = go.Figure()
     figure.update_layout(
-        template=None, height=height + len(lines) * LINE, margin={"l": 62, "r": 14, "t": top, "b": below + len(lines) * LINE + 8},
+        template=None, height=top + plot + below + len(lines) * LINE + 12,
+        margin={"l": left, "r": 14, "t": top, "b": below + len(lines) * LINE + 12},
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"family": "sans-serif", "size": 12, "color": TEXT},
-        title={"text": f"<b>{title}</b>", "x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-               "pad": {"t": 12}, "font": {"size": 14, "color": TEXT}},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+        title={"text": f"<b>{title}</b>", "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
+               "pad": {"t": 12, "l": 8}, "font": {"size": 14, "color": TEXT}},
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "yref": "paper", "bgcolor": "rgba(0,0,0,0)"},
         showlegend=legend, dragmode=False, hoverlabel={"font": {"family": "monospace", "size": 12}},
         meta={"says": says})
-    figure.add_annotation(text="<br>".join(lines), x=0, y=0, xref="paper", yref="paper", xanchor="left", yanchor="top", yshift=-below,
+    figure.add_annotation(text="<br>".join(lines), x=0, y=0, xref="paper", yref="paper", xanchor="left", yanchor="top", yshift=-below, xshift=6 - left,
                           align="left", showarrow=False, font={"size": 13, "color": TEXT})
     return figure
 
 
 def plain_axis(**more: Any) -> dict[str, Any]:
-    """An axis without frame, for cells and lines alike."""
-    return {"showgrid": False, "zeroline": False, "showline": False, "ticks": "", "color": TEXT, "title": {"standoff": 6}, "fixedrange": True, **more}
+    """An axis without frame, for cells and lines alike; `title` is its text."""
+    title = {"text": more.pop("title", ""), "standoff": 4, "font": {"size": 12}}
+    return {"showgrid": False, "zeroline": False, "showline": False, "ticks": "", "color": TEXT, "fixedrange": True, "title": title, **more}
+
+
+def heading(figure: go.Figure, x: float, text: str) -> None:
+    """A heading above the panel that starts at x (0 to 1)."""
+    figure.add_annotation(text=text, x=x, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom", yshift=2, showarrow=False,
+                          font={"size": 13, "color": TEXT})
 
 
 def pool(codes: Tensor, most: int = LARGEST) -> tuple[Tensor, tuple[int, int]]:
@@ -85,6 +102,11 @@ def show(figure: go.Figure) -> None:
     display({MIMETYPE: bundle, "text/plain": f"[figure] {title}. {figure.layout.meta['says']}"}, raw=True)
 
 
+def _typed(codes: Tensor) -> dict[str, str]:
+    """uint8 [rows, columns] as plotly's typed array: a notebook would otherwise hold one line of text for each cell."""
+    return {"dtype": "u1", "bdata": base64.b64encode(bytes(codes.flatten().tolist())).decode(), "shape": f"{codes.shape[0]}, {codes.shape[1]}"}
+
+
 SPECIAL = {0x00: ("0x00: read as 0.0 on SM90", "circle-open"), 0xFF: ("0xFF: read as inf on SM90", "x")}
 PADDING = ("padding", "line-ne")
 
@@ -99,19 +121,22 @@ def cells(figure: go.Figure, codes: Tensor, alike: Tensor, x: str, y: str, first
     special = [c for c in SPECIAL if scale and bool((codes == c).any())]
     usual = alike[(alike != 0x00) & (alike != 0xFF)] if scale else alike
     low, high = (int(usual.min()), int(usual.max())) if usual.numel() else (127, 127)
+    gap = 0.6 if max(codes.shape) <= 128 else 0
     hidden = torch.zeros_like(codes, dtype=torch.bool) if padding is None else padding.clone()
     for c in special:
         hidden |= codes == c
-    z = [[None if h else v for v, h in zip(row, hide)] for row, hide in zip(codes.tolist(), hidden.tolist())]
+    z = _typed(codes)
+    if bool(hidden.any()):
+        z = [[None if h else v for v, h in zip(row, hide)] for row, hide in zip(codes.tolist(), hidden.tolist())]
     n = high - low + 1
     every = -(-n // 10)
     ticks = list(range(low, high + 1, every))
     labels = [f"{power(t - 127)}<br>{t}" for t in ticks] if scale else [str(t) for t in ticks]
     bar_title = "block scale, and its byte" if scale else "row that the byte comes from"
     figure.add_heatmap(
-        z=z, y0=first, dy=step, xaxis=x, yaxis=y, zmin=low - 0.5, zmax=high + 0.5, colorscale=binades(low, high), showscale=bar, xgap=0.6, ygap=0.6, hoverongaps=False,
+        z=z, y0=first, dy=step, xaxis=x, yaxis=y, zmin=low - 0.5, zmax=high + 0.5, colorscale=binades(low, high), showscale=bar, xgap=gap, ygap=gap, hoverongaps=False,
         hovertemplate=("%{y}, %{x}: %{z}<extra></extra>"),
-        colorbar={"orientation": "h", "y": 0, "yanchor": "top", "ypad": 46, "x": 0, "xanchor": "left", "xpad": 0, "len": 1, "thickness": 10, "outlinewidth": 0, "ticks": "",
+        colorbar={"orientation": "h", "y": 0, "yanchor": "top", "ypad": 48, "x": 0, "xanchor": "left", "xpad": 0, "len": 1, "thickness": 10, "outlinewidth": 0, "ticks": "",
                   "tickvals": ticks, "ticktext": labels, "tickfont": {"size": 11, "color": TEXT},
                   "title": {"text": bar_title, "side": "top", "font": {"size": 11, "color": TEXT}}} if bar else None)
     glyphs = [(codes == c, *SPECIAL[c]) for c in special]

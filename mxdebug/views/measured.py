@@ -62,3 +62,22 @@ def _struck(case: Mapping[str, Any]) -> str:
 
 def _number(value: float | None, width: int) -> str:
     return f"{'NaN':>{width}}" if value is None or math.isnan(value) else f"{value:>{width}.3f}"
+
+
+README_FAULTS = ("none", "rows-gate-up", "rows-interleaved", "padding-at-end", "scales-not-folded", "weights-not-interleaved", "nibbles-swapped",
+                 "scales-cast-by-value", "experts-rolled", "bias-missing", "swiglu-alpha-lost", "swiglu-beta-lost", "swiglu-limit-lost", "router-squared")
+
+
+def readme_table(record: Mapping[str, Any]) -> str:
+    """The README's table: on the largest layer, each fault on all operands that it can strike; for "none" the call with most tokens."""
+    largest = max(record["cases"], key=lambda c: c["elements"])["size"].split(" tokens")[0].rsplit(", ", 1)[0]
+    rows = ["| fault | output of the H200 against the checkpoint's own: relative L2 | cosine | norm ratio | kernel = emulation, bit for bit |",
+            "|---|---|---|---|---|"]
+    for fault in README_FAULTS:
+        cases = [c for c in record["cases"] if c["fault"] == fault and c["size"].startswith(largest) and "tp " not in c["size"] and "ep " not in c["size"]]
+        if not cases:
+            continue
+        c = max(cases, key=lambda c: (c["elements"], len(c["struck"])))
+        rows.append(f"| `{fault}` | {c['truth_relative_l2']:.3f} | {c['truth_cosine']:.3f} | {c['truth_norm_ratio']:.3f} | "
+                    f"{c['elements'] - c['differing']:,} of {c['elements']:,} |")
+    return "\n".join(rows)

@@ -106,27 +106,28 @@ def draw(p: Places) -> go.Figure:
     """Two heatmaps side by side, cell for byte."""
     marked = f"Letters mark the same {'byte' if len(p.marks) == 1 else 'bytes'} in both."
     if p.colour == SCALE:
-        says = f"Left: one cell a block of 32 weights, coloured by its scale byte. Right: the same bytes in memory, {p.physical.shape[1]} a line. {marked}"
+        says = f"Left: one cell a block of 32 weights, coloured by its block scale. Right: the same bytes in the order in which they lie in memory. {marked}"
     else:
-        says = f"Left: one cell a byte of the payload (two weights), coloured by its row. Right: the same bytes in memory, {p.physical.shape[1]} a line. {marked}"
-    cell = max(5.0, min(13.0, 420 / max(p.logical.shape[0], p.physical.shape[0])))
-    height = 44 + 96 + int(cell * max(p.logical.shape[0], p.physical.shape[0]))
-    figure = figures.figure(p.title, says, height=height, below=96)
+        says = f"Left: one cell a byte of the payload (two weights), coloured by its row. Right: the same bytes in the order in which they lie in memory. {marked}"
+    rows, columns = p.logical.shape
+    lines, places = p.physical.shape
+    figure = figures.figure(p.title, says, plot=figures.cell_height(max(rows, lines)), below=figures.BELOW_CELLS)
     both = torch.cat([p.logical.flatten(), p.physical.flatten()])
     panels = ((p.logical, "x", "y", p.first_row, 1, [(m.letter, m.column, m.row) for m in p.marks]),
               (p.physical, "x2", "y2", p.first_offset, p.physical.shape[1], [(m.letter, m.place, p.first_offset + m.line * p.physical.shape[1]) for m in p.marks]))
     for i, (codes, x, y, first, step, marks) in enumerate(panels):
         figures.cells(figure, codes, both, x, y, first, step, scale=p.colour == SCALE, bar=i == 0)
         figure.add_scatter(x=[m[1] for m in marks], y=[m[2] for m in marks], text=[m[0] for m in marks], mode="markers+text", xaxis=x, yaxis=y,
-                           marker={"size": 17, "color": "white", "line": {"color": "black", "width": 1.5}}, textfont={"color": "black", "size": 12},
+                           marker={"size": 16, "color": "white", "line": {"color": "black", "width": 1.5}}, textfont={"color": "black", "size": 12},
                            hoverinfo="skip", showlegend=False)
-    rows, lines = p.logical.shape[0], p.physical.shape[0]
+    end = p.first_offset + (lines - 0.5) * places
     figure.update_layout(
-        xaxis=figures.plain_axis(domain=[0, 0.4], title={"text": "logical: column"}, side="bottom"),
-        yaxis=figures.plain_axis(title={"text": "row"}, range=[p.first_row + rows - 0.5, p.first_row - 0.5], tickvals=_ticks(p.first_row, rows, 1)),
-        xaxis2=figures.plain_axis(domain=[0.54, 1], title={"text": f"physical: byte within a line of {p.physical.shape[1]}"}, anchor="y2"),
-        yaxis2=figures.plain_axis(anchor="x2", title={"text": "first byte of the line"}, tickvals=_ticks(p.first_offset, lines, p.physical.shape[1]),
-                                  range=[p.first_offset + (lines - 0.5) * p.physical.shape[1], p.first_offset - 0.5 * p.physical.shape[1]]))
+        xaxis=figures.plain_axis(domain=[0, 0.42], title="column", range=[-0.5, columns - 0.5]),
+        yaxis=figures.plain_axis(title="row", range=[p.first_row + rows - 0.5, p.first_row - 0.5], tickvals=_ticks(p.first_row, rows, 1)),
+        xaxis2=figures.plain_axis(domain=[0.56, 1], title=f"byte within a line of {places}", anchor="y2", range=[-0.5, places - 0.5]),
+        yaxis2=figures.plain_axis(anchor="x2", title="first byte of the line", tickvals=_ticks(p.first_offset, lines, places), range=[end, p.first_offset - 0.5 * places]))
+    figures.heading(figure, 0, "logical")
+    figures.heading(figure, 0.56, "physical: in memory")
     return figure
 
 

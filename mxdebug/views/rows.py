@@ -89,19 +89,14 @@ def draw(r: Rows) -> go.Figure:
     gaps = [i for i in range(1, len(at)) if at[i] != at[i - 1] + 1]
     xs = [i + 0.8 * sum(g <= i for g in gaps) for i in range(len(at))]
     figure = figures.figure(r.title, "One box is one row of w13: g is a row of gate (w1), u of up (w3). The last line is what the kernel takes each row for; "
-                            "a cross means that the row above it is another one.", height=66 + 48 * len(strips), below=46, legend=True)
+                            "a row that is something else has a cross.", plot=42 * len(strips), legend=True, left=100)
     for half, name, colour in (("g", "gate (w1)", figures.GATE), ("u", "up (w3)", figures.UP)):
-        points = [(x, k, s.labels[p]) for k, s in enumerate(strips) for x, p in zip(xs, at) if s.labels[p].startswith(half)]
-        figure.add_scatter(x=[p[0] for p in points], y=[p[1] for p in points], text=[p[2] for p in points], mode="markers+text", name=name,
-                           marker={"symbol": "square", "size": 30, "color": colour}, textfont={"size": 10, "color": "black"}, hovertemplate="%{text}<extra></extra>")
-    wrong = [(x, k) for k, s in enumerate(r.strips) for x, p in zip(xs, at) if s.labels[p] != r.wanted.labels[p]]
-    if wrong:
-        figure.add_scatter(x=[p[0] + 0.28 for p in wrong], y=[p[1] - 0.26 for p in wrong], mode="markers", name="not what the kernel takes it for",
-                           marker={"symbol": "x", "size": 8, "color": figures.WRONG, "line": {"color": "white", "width": 1}}, hoverinfo="skip")
+        points = [(x, k, s.labels[p], s.labels[p] != r.wanted.labels[p]) for k, s in enumerate(strips) for x, p in zip(xs, at) if s.labels[p].startswith(half)]
+        figure.add_scatter(x=[p[0] for p in points], y=[p[1] for p in points], text=[f"{p[2]}<br><b>×</b>" if p[3] else p[2] for p in points], mode="markers+text",
+                           name=name, marker={"symbol": "square", "size": 32, "color": colour}, textfont={"size": 10, "color": "black"}, hoverinfo="skip")
     for g in gaps:
         figure.add_annotation(x=(xs[g] + xs[g - 1]) / 2, y=(len(strips) - 1) / 2, text="…", showarrow=False, font={"size": 16, "color": figures.TEXT})
-    figure.update_xaxes(**figures.plain_axis(tickvals=xs, ticktext=[str(p) for p in at], title={"text": f"physical row (0 to {n - 1})"}, range=[-0.7, xs[-1] + 0.7]))
+    figure.update_xaxes(**figures.plain_axis(tickvals=xs, ticktext=[str(p) for p in at], title=f"physical row (0 to {n - 1})", range=[-0.8, xs[-1] + 0.8]))
     figure.update_yaxes(**figures.plain_axis(tickvals=list(range(len(strips))), ticktext=["<br>".join(s.name.split(": ")) for s in strips],
                                              range=[len(strips) - 0.4, -0.6]))
-    figure.update_layout(margin={"l": 128})
     return figure

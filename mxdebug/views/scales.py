@@ -65,17 +65,20 @@ def draw(r: Reading) -> go.Figure:
     same = r.off_by.get(0, 0) == r.total
     pooled = "" if r.pooled == (1, 1) else f" Each cell is the largest of {r.pooled[0]} x {r.pooled[1]} block scales."
     says = ("One cell a block of 32 weights, coloured by its block scale. " + ("The kernel reads what the checkpoint means." if same else
-            "Left, what the checkpoint means: neighbours are alike, and each row has its own level. Right, what the kernel makes of the bytes that it was given.") + pooled)
-    cells = r.meant.shape[0]
+            "Left: each row and each column has its own level. Right: the same cells as the kernel reads them out of the bytes that it was given.") + pooled)
+    cells, columns = r.meant.shape
     has_special = bool(((r.read == 0) | (r.read == 255)).any())
-    figure = figures.figure(r.title, says, height=44 + 96 + int(max(3.0, min(13.0, 420 / cells)) * cells), below=96, legend=has_special)
+    figure = figures.figure(r.title, says, plot=figures.cell_height(cells), below=figures.BELOW_CELLS, legend=has_special)
     both = torch.cat([r.meant.flatten(), r.read.flatten()])
     for i, codes in enumerate((r.meant, r.read)):
         figures.cells(figure, codes, both, "x" if i == 0 else "x2", "y" if i == 0 else "y2", r.first_row, r.pooled[0], scale=True, bar=i == 0)
     end = r.first_row + (cells - 0.5) * r.pooled[0]
     row_axis = {"range": [end, r.first_row - 0.5 * r.pooled[0]]}
+    column_axis = {"title": "column", "range": [-0.5, columns - 0.5]}
     figure.update_layout(
-        xaxis=figures.plain_axis(domain=[0, 0.47], title={"text": "the checkpoint means: column"}), yaxis=figures.plain_axis(title={"text": "row"}, **row_axis),
-        xaxis2=figures.plain_axis(domain=[0.53, 1], title={"text": "the kernel reads: column"}, anchor="y2"),
-        yaxis2=figures.plain_axis(anchor="x2", showticklabels=False, **row_axis))
+        xaxis=figures.plain_axis(domain=[0, 0.48], **column_axis), yaxis=figures.plain_axis(title="row", **row_axis),
+        xaxis2=figures.plain_axis(domain=[0.52, 1], anchor="y2", **column_axis), yaxis2=figures.plain_axis(anchor="x2", showticklabels=False, **row_axis))
+    if not has_special:
+        figures.heading(figure, 0, "the checkpoint means")
+        figures.heading(figure, 0.52, "the kernel reads")
     return figure

@@ -53,13 +53,16 @@ def draw(c: Curves) -> go.Figure:
     """The two curves side by side, on one vertical scale."""
     limit = "" if c.limit is None else f" Both stop at the limit {c.limit:g}: gate from above only, up on both sides."
     figure = figures.figure("Gate is a switch, up is the signal", f"Left: below 0, gate switches the output off. Right: the output follows up in a straight line.{limit} "
-                            "So a kernel that takes one for the other computes something else, of a similar size.", height=330, below=50)
+                            "So a kernel that takes one for the other computes something else, of a similar size.", plot=230)
     for axis, values, name, colour, dash in (("", c.by_gate, "gate", figures.GATE, "solid"), ("2", c.by_up, "up", figures.UP, "dash")):
         figure.add_scatter(x=list(c.inputs), y=list(values), mode="lines", line={"color": colour, "width": 3, "dash": dash}, xaxis=f"x{axis}", yaxis="y",
                            hovertemplate=f"{name} %{{x}}: %{{y}}<extra></extra>")
     grid = {"showgrid": True, "gridcolor": figures.GRID, "zeroline": True, "zerolinecolor": figures.TEXT, "zerolinewidth": 1}
+    input_axis = {**grid, "tickvals": [-8, -4, 0, 4, 8]}
     figure.update_layout(
-        xaxis=figures.plain_axis(domain=[0, 0.48], title={"text": f"gate, while up is {c.fixed:g}"}) | grid,
-        xaxis2=figures.plain_axis(domain=[0.52, 1], title={"text": f"up, while gate is {c.fixed:g}"}, anchor="y") | grid,
-        yaxis=figures.plain_axis(title={"text": "output"}) | grid)
+        xaxis=figures.plain_axis(domain=[0, 0.48], title=f"gate, while up is {c.fixed:g}", **input_axis),
+        xaxis2=figures.plain_axis(domain=[0.52, 1], title=f"up, while gate is {c.fixed:g}", anchor="y", **input_axis),
+        yaxis=figures.plain_axis(title="output", **grid))
+    figures.heading(figure, 0, "gate moves")
+    figures.heading(figure, 0.52, "up moves")
     return figure

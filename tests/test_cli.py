@@ -1,0 +1,90 @@
+"""The command line: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mxdebug import recorded
+from mxdebug.calls import load
+from mxdebug.cli import main
+from mxdebug.faults import FAULTS
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("name", recorded.CALLS)
+def test_diagnose_exit_code(name: str) -> None:
+    r = recorded.call(name)
+    code, output = run("diagnose", r.path, "--checkpoint", r.checkpoint_path)
+    assert code == (0 if r.wrong.startswith("nothing") else 1)
+    assert output.startswith("RIGHT:" if code == 0 else "WRONG:")
+
+
+def test_diagnose_without_checkpoint_is_undecided() -> None:
+    code, output = run("diagnose", recorded.call("c04").path)
+    assert code == 1 and output.startswith("UNDECIDED:") and "--checkpoint" in output
+
+
+def test_session_of_several_calls(tmp_path: Path) -> None:
+    for name in ("c01", "c04"):
+        load(recorded.call(name).path).save(tmp_path)
+    code, output = run("diagnose", tmp_path, "--checkpoint", recorded.call("c01").checkpoint_path)
+    assert code == 1 and "RIGHT:" in output and "WRONG:" in output and output.count("---") == 2
+    code, output = run("diagnose", tmp_path, "--call", "1", "--checkpoint", recorded.call("c01").checkpoint_path)
+    assert code == 0 and "WRONG:" not in output
+
+
+@pytest.mark.parametrize("arguments, part", [
+    (("diagnose", recorded.ROOT / "kernels"), "6 of mxfp8_quantize"),
+    (("diagnose", recorded.ROOT / "checkpoints"), "expected"),
+    (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.ROOT / "calls"), "expected"),
+    (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c12").checkpoint_path), "call and checkpoint"),
+    (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c01").checkpoint_path, "--layer", 7), "layer"),
+    (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c01").checkpoint_path, "--engine", "sglang"), "vllm 0.33"),
+    (("demo", "c99"), "c01"), (("faults", "nothing"), "rows-gate-up"),
+])
+def test_bad_input_is_one_message_and_code_2(arguments: tuple[object, ...], part: str) -> None:
+    code, output = run(*arguments)
+    assert code == 2 and part in output and "Traceback" not in output
+
+
+def test_faults_lists_the_catalogue() -> None:
+    code, output = run("faults")
+    assert code == 0 and all(id in output for id in FAULTS)
+    assert "vllm#51038" in run("faults", "scales-not-folded")[1]
+
+
+def test_doctor_says_what_is_missing_here() -> None:
+    code, output = run("doctor")
+    assert code == 0 and "FLASHINFER_LOGLEVEL=10" in output and "--moe-backend flashinfer_cutlass" in output
+
+
+def test_import_is_cheap_and_loads_no_flashinfer() -> None:
+    code = ("import time, torch; t = time.perf_counter(); import mxdebug; import mxdebug.cli; spent = time.perf_counter() - t\n"
+            "import sys; assert not any(m.split('.')[0] in ('flashinfer', 'plotly', 'ipywidgets') for m in sys.modules); print(spent)")
+    spent = min(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(2))
+    assert spent < 0.3
+
+
+def test_diagnose_loads_no_flashinfer() -> None:
+    code = ("import sys, mxdebug; from mxdebug import recorded; r = recorded.call('c04')\n"
+            "assert not mxdebug.diagnose(r.path, r.checkpoint_path).ok; assert 'flashinfer' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_demo_is_quick_from_a_cold_process() -> None:
+    """Printed for the log; the bound is generous because machines are noisy."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "mxdebug.cli", "demo"], check=True, capture_output=True)
+    print(f"demo: {time.perf_counter() - start:.1f} s")
+    assert time.perf_counter() - start < 30
