@@ -280,15 +280,17 @@ def linear(x: Tensor, weight: BlockTensor, bias: Tensor | None = None, *, scale:
 def _gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec | None, r: Roundings, stored: torch.dtype | None, compute: torch.dtype) -> Tensor:
     if r.accumulate is None:
         return _store((x.double() @ weight.dequantise(torch.float64, scale).T).to(compute), stored)
-    if r.accumulate != weight.format.block:
-        raise MxdebugError("Roundings.accumulate", f"the block {weight.format.block} of {weight.format.name}", str(r.accumulate))
-    elements = weight.elements().double().unflatten(-1, (-1, r.accumulate)).permute(1, 2, 0)  # [blocks, block, N]
-    blocks = x.double().unflatten(-1, (-1, r.accumulate)).transpose(0, 1)  # [blocks, tokens, block]
+    if r.accumulate != weight.format.block or weight.format.outer:
+        raise MxdebugError("Roundings.accumulate", f"the block {weight.format.block} of {weight.format.name}",
+                           str(r.accumulate), "its outer scale is no power of two" if weight.format.outer else "")
+    elements = weight.elements().unflatten(-1, (-1, r.accumulate)).transpose(0, 1).double()  # [blocks, N, block]
+    blocks = x.double().unflatten(-1, (-1, r.accumulate)).permute(1, 2, 0).contiguous()  # [blocks, block, tokens]
     scales = (scale or weight.format.scale).decode(weight.scales).T  # [blocks, N]; powers of two, so that the product is exact
-    total = _cut(blocks[0] @ elements[0]) * scales[0]
-    for b in range(1, len(scales)):
-        total = total + _cut(blocks[b] @ elements[b]) * scales[b]
-    return _store(total.to(compute), stored)
+    sums = _cut(torch.bmm(elements, blocks)) * scales[:, :, None]
+    total = sums[0]
+    for b in range(1, len(sums)):
+        total = total + sums[b]
+    return _store(total.T.to(compute), stored)
 
 
 def _cut(x: Tensor) -> Tensor:
