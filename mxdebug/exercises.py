@@ -1,4 +1,4 @@
-"""Did I understand it? Checks for the notebooks' exercises. A check says what a wrong answer would mean; it never shows the solution first."""
+"""Did I understand it? Checks for the notebooks' exercises: what would a wrong answer mean? They never show the solution first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .layouts import INTERLEAVED, SCALE_LAYOUTS, SM90_SCALE_FOLD, UP_GATE
 from .metrics import compare
 from .recipes import logical_operands, recipe
 
-WIDTH = 110
+WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,9 @@ PLACE_SHAPE, PLACE = (512, 12), (100, 9)
 def _place(answer: Any = None) -> Answer:
     (rows, columns), (row, column) = PLACE_SHAPE, PLACE
     if _open(answer):
-        return Answer(None, f"replace None by a number from 0 to {rows * columns - 1}.\nWrite row {row} as rb*64 + s*16 + f and column {column} as kb*4 + g. "
-                      "Then memory counts rb, kb, f, s, g, the last one fastest; rb goes up to 7, kb to 2, f to 15, s to 3, g to 3.")
+        return Answer(None, f"replace None by a number from 0 to {rows * columns - 1}.\n"
+                      f"Write row {row} as rb*64 + s*16 + f and column {column} as kb*4 + g. Then memory counts rb, kb, f, s, g, "
+                      "the last one fastest; rb goes up to 7, kb to 2, f to 15, s to 3, g to 3.")
     if isinstance(answer, bool) or not isinstance(answer, int):
         return Answer(False, f"a byte offset is a whole number, this is {type(answer).__name__}.")
     if not 0 <= answer < rows * columns:
@@ -71,11 +72,13 @@ def _place(answer: Any = None) -> Answer:
     if int(wanted[row, column]) == answer:
         return Answer(True, "the kernel takes this byte for the scale of elements "
                       f"{column * 32} to {column * 32 + 31} of row {row}.\n" + SM90_SCALE_FOLD.explain(row, column, rows, columns))
-    named = [layout.name for layout in SCALE_LAYOUTS if layout.padded(rows, columns) == (rows, columns) and int(layout.index_map(rows, columns)[row, column]) == answer]
+    same_size = [layout for layout in SCALE_LAYOUTS if layout.padded(rows, columns) == (rows, columns)]
+    named = [layout.name for layout in same_size if int(layout.index_map(rows, columns)[row, column]) == answer]
     there = (wanted == answer).nonzero()[0].tolist()
     meaning = f"byte {answer} is where the kernel looks for row {there[0]}, column {there[1]}."
     if named:
-        meaning += f"\nIt is the right place in another layout: {', '.join(named)}. Bytes left like that are fault {_scale_fault(named[0])}."
+        meaning += f"\nIt is the right place in another layout: {', '.join(named)}. "
+        meaning += f"Bytes left like that are fault {_scale_fault(named[0])}."
     elif there[0] == row:
         meaning += "\nThe row is right, the column is not: look at kb and g again."
     elif there[1] == column:
@@ -93,46 +96,51 @@ def _scale_fault(layout: str) -> str:
 # -- convert the block scales of w13 ---------------------------------------------------------------------------------
 
 
+_OWN = "the checkpoint's scales"
+
+
 def _scales(answer: Any = None) -> Answer:
     if _open(answer):
         return Answer(None, "give a function.")
     call, layer = _recorded("c01")
     contract = find(call.function, call.arguments)
-    for name, file in (("the checkpoint's scales", _file_scales(layer)), ("scales of another size", _made_scales())):
+    for name, file in ((_OWN, _file_scales(layer)), ("scales of another size", _made_scales())):
         try:
             got = answer(file.clone())
         except Exception as error:  # whatever a learner's code raises is an answer
-            return Answer(False, f"on {name}, {list(file.shape)}, the function raised {type(error).__name__}: {error}\n"
-                          + ("A size is written as a number somewhere: take it from scales.shape." if name != "the checkpoint's scales" else ""))
+            sizes = "" if name == _OWN else "\nA size is written as a number somewhere: take it from scales.shape."
+            return Answer(False, f"on {name}, {list(file.shape)}, the function raised {type(error).__name__}: {error}{sizes}")
         if _open(got):
-            return Answer(None, "the function returns nothing yet.\nTwo stages: first the rows, which stand as g0,u0,g1,u1 and should be all of up, then all of gate; "
-                          "then the fold: its pattern is printed above, one reshape to the axes on its left and one permute into the order on its right.")
+            return Answer(None, "the function returns nothing yet.\nTwo stages: first the rows, which stand as g0,u0,g1,u1 and should be "
+                          "all of up, then all of gate; then the fold: its pattern is printed above, one reshape to the axes on its left "
+                          "and one permute into the order on its right.")
         if not isinstance(got, Tensor) or got.dtype != torch.uint8:
             found = str(got.dtype) if isinstance(got, Tensor) else type(got).__name__
-            return Answer(False, f"the kernel gets uint8 bytes, this is {found}.\nScale bytes are exponents: a cast to another type changes what they mean.")
+            return Answer(False, f"the kernel gets uint8 bytes, this is {found}.\n"
+                          "Scale bytes are exponents: a cast to another type changes what they mean.")
         if got.numel() != file.numel():
-            return Answer(False, f"{file.numel()} bytes went in, {got.numel()} came out, on {name}.\nThe conversion moves bytes: none is added, none is lost.")
+            return Answer(False, f"{file.numel()} bytes went in, {got.numel()} came out, on {name}.\n"
+                          "The conversion moves bytes: none is added, none is lost.")
         half = file.shape[1] // 2
         wanted = SM90_SCALE_FOLD.pack(_logical(file)[:, UP_GATE.indices(half)])
         if not torch.equal(got.flatten(), wanted.flatten()):
             return _wrong_scales(got, wanted, name, call, layer, contract)
-    return Answer(True, f"byte for byte what the kernel reads, {call.arguments['quant_scales'][0].numel()} bytes of the checkpoint and another size too.\n"
-                  "These are the bytes that stood in the recorded call c01.")
+    return Answer(True, f"byte for byte what the kernel reads, {call.arguments['quant_scales'][0].numel()} bytes of the checkpoint and "
+                  "another size too.\nThese are the bytes that stood in the recorded call c01.")
 
 
 def _wrong_scales(got: Tensor, wanted: Tensor, name: str, call: Call, layer: CheckpointLayer, contract: Contract) -> Answer:
     wrong = int((got.flatten() != wanted.flatten()).sum())
     share = f"{wrong} of {wanted.numel()} bytes are not what the kernel should find there, on {name}."
-    if name != "the checkpoint's scales":
+    if name != _OWN:
         return Answer(False, f"{share}\nThe checkpoint's own scales were right: a size is written as a number somewhere.")
     scales = [got.reshape(wanted.shape[0], *call.arguments["quant_scales"][0].shape[1:]), *call.arguments["quant_scales"][1:]]
     arguments = {**call.arguments, "quant_scales": scales}
     d = diagnose(replace(call, arguments=arguments, outputs=(contract.emulate(arguments),)), layer)
-    if not d.findings:
-        return Answer(False, f"{share}\nNo known fault leads to these bytes. Undo your steps one by one and compare with what went in.\nThe output would be off by relative L2 "
-                      f"{d.truth.relative_l2:.3f}.")
-    return Answer(False, "\n".join([share, *(f"With these bytes a diagnosis says: {f.fault.title} [{f.strength}]" for f in d.findings),
-                                    f"The model would go on without an error, its output off by relative L2 {d.truth.relative_l2:.3f}."]))
+    says = [f"With these bytes a diagnosis says: {f.fault.title} [{f.strength}]" for f in d.findings]
+    says = says or ["No known fault leads to these bytes. Undo your steps one by one and compare with what went in."]
+    end = f"The model would go on without an error, its output off by relative L2 {d.truth.relative_l2:.3f}."
+    return Answer(False, "\n".join([share, *says, end]))
 
 
 def _file_scales(layer: CheckpointLayer) -> Tensor:
@@ -157,32 +165,38 @@ def _made_scales() -> Tensor:
 # -- name the fault of a recorded call ---------------------------------------------------------------------------------
 
 
+CHOICES = ("rows-gate-up", "rows-interleaved", "scales-not-folded", "scales-128x4", "scales-transposed", "weights-not-interleaved",
+           "nibbles-swapped", "scales-cast-by-value")
+
+
 def _c08(operand: Any = None, fault: Any = None) -> Answer:
     call, layer = _recorded("c08")
-    candidates = [f.id for f in FAULTS.values() if {"w13", "w13_scale"} & set(f.strikes) and f.slots]
     if _open(operand) or _open(fault):
-        return Answer(None, "give an operand and a fault.\nStart with the bytes: which operand differs from what the recipe makes of the checkpoint? Then undo the layout and "
-                      f"look at its rows.\nOperands: {', '.join(o for o in OPERANDS if not o.endswith('bias'))}\nFaults: {', '.join(candidates)}")
+        return Answer(None, "give an operand and a fault.\nStart with the bytes: which operand differs from what the recipe makes of the "
+                      "checkpoint? Then bring it out of its layout and look at its rows.\n"
+                      f"Operands: {', '.join(o for o in OPERANDS if not o.endswith('bias'))}\nFaults: {', '.join(CHOICES)}")
     if operand not in OPERANDS:
         return Answer(False, f"there is no operand {operand!r}; there are {', '.join(OPERANDS)}.")
     if fault not in FAULTS:
-        return Answer(False, f"there is no fault {fault!r}; there are {', '.join(candidates)}.")
+        return Answer(False, f"there is no fault {fault!r}; there are {', '.join(CHOICES)}.")
     if operand not in FAULTS[fault].strikes:
         return Answer(False, f"fault {fault} cannot strike {operand}; it strikes {', '.join(FAULTS[fault].strikes)}.")
     contract = find(call.function, call.arguments)
-    right = Situation.right(recipe("vllm", contract.path, layer.kind), layer.layer, call.arguments["input"], call.arguments["token_selected_experts"],
-                            call.arguments["token_final_scales"], contract.parallel(call.arguments))
+    given = call.arguments
+    right = Situation.right(recipe("vllm", contract.path, layer.kind), layer.layer, given["input"], given["token_selected_experts"],
+                            given["token_final_scales"], contract.parallel(given))
     try:
         arguments, output = FAULTS[fault].injected(right, (operand,)).build()
     except MxdebugError as error:
         return Answer(False, f"this fault cannot be in this call: {error}")
     c = compare(output, call.outputs[0])
     if c.bit_identical:
-        return Answer(True, f"injected into the right call, this fault alone reproduces all {c.elements} numbers that the GPU wrote, bit for bit.\n"
-                      f"It is reported as {', '.join(FAULTS[fault].reports)}. What to do: {FAULTS[fault].fix}.")
-    differs = [o.key for o in contract.operands if o.get(call.arguments) is not None and not torch.equal(o.get(arguments).flatten(), o.get(call.arguments).flatten())]
-    return Answer(False, f"with this fault the kernel would have written something else: {c.differing} of {c.elements} numbers differ, relative L2 {c.relative_l2:.3f}.\n"
-                  f"It also predicts other bytes than were recorded for {', '.join(differs)}.")
+        return Answer(True, f"injected into the right call, this fault alone reproduces all {c.elements} numbers that the GPU wrote, "
+                      f"bit for bit.\nIt is reported as {', '.join(FAULTS[fault].reports)}. What to do: {FAULTS[fault].fix}.")
+    pairs = [(o.key, o.get(arguments), o.get(given)) for o in contract.operands if o.get(given) is not None]
+    differs = [key for key, predicted, seen in pairs if not torch.equal(predicted.flatten(), seen.flatten())]
+    return Answer(False, f"with this fault the kernel would have written something else: {c.differing} of {c.elements} numbers differ, "
+                  f"relative L2 {c.relative_l2:.3f}.\nIt also predicts other bytes than were recorded for {', '.join(differs)}.")
 
 
 def _recorded(name: str) -> tuple[Call, CheckpointLayer]:

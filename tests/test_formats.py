@@ -155,8 +155,8 @@ def test_e2m1_ties(x: float, value: float) -> None:
         np.testing.assert_array_equal(bits(got), bits(np.array([sign * value])))
 
 
-@pytest.mark.parametrize(("midpoint", "low", "high"), [(0.25, 0.0, 0.5), (0.75, 0.5, 1.0), (1.25, 1.0, 1.5), (1.75, 1.5, 2.0), (2.5, 2.0, 3.0),
-                                                       (3.5, 3.0, 4.0), (5.0, 4.0, 6.0)])
+@pytest.mark.parametrize(("midpoint", "low", "high"), [
+    (0.25, 0.0, 0.5), (0.75, 0.5, 1.0), (1.25, 1.0, 1.5), (1.75, 1.5, 2.0), (2.5, 2.0, 3.0), (3.5, 3.0, 4.0), (5.0, 4.0, 6.0)])
 def test_e2m1_next_to_its_ties(midpoint: float, low: float, high: float) -> None:
     """One float32 below and above each midpoint: these are no ties."""
     x = torch.tensor([_below(midpoint), _above(midpoint)])
@@ -388,14 +388,14 @@ CORNERS = (
     Corner("smallest_subnormal", MXFP4, 2.0**-149, (0, 0), (0, 0), (0, 0), "clamped: 2^-149 / 2^-127 = 2^-22 -> 0"),
     Corner("largest_float32", MXFP4, FLOAT32_MAX, (252, 7), (253, 6), (253, 6),
            "floor: 127 - 2 = 125; even: carries to 2^128: 126; ceil: log2(2^128/6) = 125.4 -> 126; 3.99 -> 4"),
-    Corner("infinity", MXFP4, math.inf, (253, 7), (254, 7), (253, 7), "the binade 2^128: 128 - 2 = 126; ceil clamps at 127; 6 * 2^126 reads as inf"),
+    Corner("infinity", MXFP4, math.inf, (253, 7), (254, 7), (253, 7), "the binade 2^128: 126; ceil clamps at 127; 6 * 2^126 reads as inf"),
     Corner("one", MXFP8, 1.0, (119, 0x78), (119, 0x78), (119, 0x78), "0 - 8 = -8: 256 = 0x78; ceil(log2(1/448)) = ceil(-8.8) = -8"),
     Corner("exactly_448", MXFP8, 448.0, (127, 0x7E), (127, 0x7E), (127, 0x7E), "8 - 8 = 0; 448 is the largest"),
     Corner("just_above_448", MXFP8, _above(448.0), (127, 0x7E), (128, 0x76), (127, 0x7E), "ceil: 224.00002 -> 224 = 1.75 * 2^7 = 0x76",
            torchao_differs=("ceil",)),
     Corner("460", MXFP8, 460.0, (127, 0x7E), (128, 0x76), (127, 0x7E), "ceil: 230 -> 224 (steps of 16); even: 1.797 + 1/16 < 2: no carry"),
     Corner("480", MXFP8, 480.0, (127, 0x7E), (128, 0x77), (127, 0x7E), "floor and even: 480 saturates at 448; ceil: 240 = 1.875 * 2^7"),
-    Corner("496", MXFP8, 496.0, (127, 0x7E), (128, 0x78), (128, 0x78), "even: 1.9375 is halfway to 2 and carries; 248 ties to 256 (even mantissa)"),
+    Corner("496", MXFP8, 496.0, (127, 0x7E), (128, 0x78), (128, 0x78), "even: 1.9375, halfway to 2, carries; 248 ties to 256 (even)"),
     Corner("just_below_512", MXFP8, _below(512.0), (127, 0x7E), (128, 0x78), (128, 0x78), "255.99 -> 256"),
     Corner("exactly_512", MXFP8, 512.0, (128, 0x78), (128, 0x78), (128, 0x78), "9 - 8 = 1; 256"),
     Corner("largest_float32", MXFP8, FLOAT32_MAX, (246, 0x7E), (247, 0x78), (247, 0x78), "127 - 8 = 119; even carries: 120"),
@@ -577,8 +577,8 @@ def decibel(signal: Tensor, got: Tensor) -> float:
     return 10 * math.log10((signal.double().square().sum() / (signal.double() - got.double()).square().sum()).item())
 
 
-@pytest.mark.parametrize(("fmt", "rule", "floor"), [(MXFP4, "floor", 18.8), (NVFP4, None, 20.5), (MXFP8, "ceil", 31.6), (MXFP8, "floor", 30.6)],
-                         ids=lambda v: getattr(v, "name", None))
+@pytest.mark.parametrize(("fmt", "rule", "floor"), [
+    (MXFP4, "floor", 18.8), (NVFP4, None, 20.5), (MXFP8, "ceil", 31.6), (MXFP8, "floor", 30.6)], ids=lambda v: getattr(v, "name", None))
 def test_quantisation_floor_on_gaussian_data(fmt: BlockFormat, rule: str | None, floor: float) -> None:
     """facts: MXFP4 18.8 dB, NVFP4 20.5 dB, MXFP8 31 dB (reports: 0.026 with ceil = 31.7 dB, 0.030 with floor = 30.5 dB)."""
     x = gaussian(256, 2048)
@@ -680,6 +680,10 @@ def test_mxfp4_error_bound(values: list[float], rule: str) -> None:
     assert worst <= step * (1.0 if rule == "ceil" else 2.0)
 
 
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.uint8)
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------
 
 
@@ -691,13 +695,13 @@ def test_mxfp4_error_bound(values: list[float], rule: str) -> None:
     (lambda: quantise(torch.zeros(2, 24), NVFP4), "multiple of 16"),
     (lambda: quantise(torch.tensor([[math.nan] + [0.0] * 15]), NVFP4), "finite"),
     (lambda: quantise(torch.tensor([[math.inf] + [0.0] * 15]), NVFP4), "finite"),
-    (lambda: BlockTensor(torch.zeros(2, 16, dtype=torch.uint8), torch.zeros(2, 1), MXFP4), "cast by value"),
-    (lambda: BlockTensor(torch.zeros(2, 16, dtype=torch.int8), torch.zeros(2, 1, dtype=torch.uint8), MXFP4), "payload: expected dtype torch.uint8"),
-    (lambda: BlockTensor(torch.zeros(2, 16, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8), MXFP4), "another block size"),
-    (lambda: BlockTensor(torch.zeros(64, 32, dtype=torch.uint8), torch.zeros(2, 64, dtype=torch.uint8), MXFP4), "transposed"),
-    (lambda: BlockTensor(torch.zeros(2, 12, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.uint8), MXFP4), "block scales"),
-    (lambda: BlockTensor(torch.zeros(2, 16, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8), NVFP4), "a float32 tensor, got none"),
-    (lambda: BlockTensor(torch.zeros(2, 16, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.uint8), MXFP4, torch.tensor(1.0)), "none, got one"),
+    (lambda: BlockTensor(zeros(2, 16), torch.zeros(2, 1), MXFP4), "cast by value"),
+    (lambda: BlockTensor(torch.zeros(2, 16, dtype=torch.int8), zeros(2, 1), MXFP4), "payload: expected dtype torch.uint8"),
+    (lambda: BlockTensor(zeros(2, 16), zeros(2, 2), MXFP4), "another block size"),
+    (lambda: BlockTensor(zeros(64, 32), zeros(2, 64), MXFP4), "transposed"),
+    (lambda: BlockTensor(zeros(2, 12), zeros(2, 1), MXFP4), "block scales"),
+    (lambda: BlockTensor(zeros(2, 16), zeros(2, 2), NVFP4), "a float32 tensor, got none"),
+    (lambda: BlockTensor(zeros(2, 16), zeros(2, 1), MXFP4, torch.tensor(1.0)), "none, got one"),
 ])
 def test_refusals(call: object, message: str) -> None:
     with pytest.raises(MxdebugError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,8 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     output = call.outputs[0] if call.outputs else None
     if output is not None and tuple(output.shape) != (call.arguments["input"].shape[0], decoded.hidden):
         raise MxdebugError("output", f"shape {[call.arguments['input'].shape[0], decoded.hidden]}", f"shape {list(output.shape)}", "the dump's outputs belong to another call")
+    if output is not None and output.dtype != contract.roundings.output:
+        raise MxdebugError("output", str(contract.roundings.output), str(output.dtype), "the dump's outputs belong to another call")
     if checkpoint is None:
         return _without_checkpoint(call, contract, facts, output)
     if isinstance(checkpoint, (str, Path)):
@@ -69,7 +72,7 @@ def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: Mxde
     finding = Finding(FAULTS["contract-broken"], PROVED, error.operand, f"expected {error.expected}, got {error.got}"
                       + (f"; likely: {error.reason}" if error.reason else ""))
     verdict = CRASHED if call.status == "crashed" else WRONG
-    start = "inputs without outputs: the call did not return. " if verdict == CRASHED else ""
+    start = _NO_RETURN if verdict == CRASHED else ""
     return Diagnosis(verdict, f"{start}{error.operand} breaks the kernel's contract", (finding,), facts, None, None, None,
                      ("the arguments against the kernel's contract",), ("everything behind it: correct this first",))
 
@@ -77,18 +80,36 @@ def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: Mxde
 def _without_checkpoint(call: Call, contract: Contract, facts: tuple[tuple[str, str], ...], output: Tensor | None) -> Diagnosis:
     findings = parameters.examine_router(call.arguments["token_final_scales"])
     need = "whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR"
+    besides = f"; besides: {_titles(findings)}" if findings else ""
+    if output is None and call.status == "crashed":
+        return Diagnosis(CRASHED, f"{_NO_RETURN}Its arguments keep the kernel's contract{besides}", tuple(findings), facts,
+                         None, None, None, ("shapes and dtypes against the contract; router weights",), (need,))
     if output is None:
-        return Diagnosis(CRASHED, "inputs without outputs: the call did not return; its arguments keep the kernel's contract", tuple(findings), facts,
-                         None, None, None, ("shapes and dtypes against the contract",), (need,))
+        return Diagnosis(UNDECIDED, f"{_NO_OUTPUT}, and there is no checkpoint: only the kernel's contract was checked{besides}", tuple(findings), facts,
+                         None, None, None, ("shapes and dtypes against the contract; router weights",), (need,))
     evidence = outputs.examine(contract, call.arguments, output, most_tokens=TOKENS)
     findings = [*evidence.findings, *findings]
-    if evidence.findings:
-        verdict, summary = WRONG, _titles(evidence.findings)
-    elif not evidence.follows:
-        verdict, summary = UNEXPLAINED, "the output does not follow from what was passed, and no known broken computation reproduces it"
+    if not evidence.follows and not evidence.findings:
+        verdict, summary = UNEXPLAINED, f"{_follows_not(evidence)}{besides}"
+    elif findings:
+        verdict, summary = WRONG, _titles(findings)
     else:
         verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
-    return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None, ("the output against an emulation of the operands",), (need,))
+    return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None,
+                     (_compared(evidence, call.arguments), "router weights"), (*evidence.open, need))
+
+
+_NO_RETURN = "inputs without outputs: the call did not return. "
+_NO_OUTPUT = "the dump holds no output, so what the kernel computed was not checked"
+
+
+def _compared(evidence: outputs.OutputEvidence, args: Mapping[str, Any]) -> str:
+    return f"the output of {len(evidence.tokens)} of {args['input'].shape[0]} tokens against an emulation of what was passed"
+
+
+def _follows_not(evidence: outputs.OutputEvidence) -> str:
+    tried = "no known broken computation reproduces it" if not evidence.open else "no single known broken computation reproduces it"
+    return f"the output does not follow from what was passed{'' if evidence.comparison.masks_equal else ' (NaN or inf in other places)'}, and {tried}"
 
 
 def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: tuple[tuple[str, str], ...], output: Tensor | None,
@@ -104,48 +125,59 @@ def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: t
     evidence = operands.examine(contract, plan, source, args)
     findings = [*evidence.findings, *parameters.examine_activation(passed_activation(args), part.activation, chosen.stated, chosen.provenance),
                 *parameters.examine_router(args["token_final_scales"])]
+    asked_right = not (findings or evidence.broken or evidence.same_values)  # then what was passed is the right call itself
     kernel = None if output is None else outputs.examine(contract, args, output, most_tokens=TOKENS)
     findings += kernel.findings if kernel else ()
 
-    tokens = outputs.sample_tokens(args, TOKENS)
-    right = plan.call(plan.convert(part), part, args["input"][:, : part.hidden], args["token_selected_experts"], args["token_final_scales"], parallel)
-    small = outputs.restrict(contract, right, tokens)
-    exact = _exact(contract, args, part, parallel, tokens)
-    right_trace = contract.trace(small, keep=True)
+    tokens = outputs.sample_tokens(contract, args, TOKENS) if kernel is None else kernel.tokens
+    router = args["token_final_scales"]
+    if any(f.id == "router-squared" for f in findings):
+        router = router.sqrt()
+    right = plan.call(plan.convert(part), part, args["input"][:, : part.hidden], args["token_selected_experts"], router, parallel)
+    exact = _exact({**args, "token_final_scales": router}, part, parallel, tokens)
+    passed = kernel.trace if kernel else contract.trace(outputs.restrict(contract, args, tokens), keep=True)
+    right_trace = passed if asked_right else contract.trace(outputs.restrict(contract, right, tokens), keep=True)
     floor = compare(right_trace.output.double()[:, : part.hidden], exact.output.double())
-    seen = output[tokens] if output is not None else contract.emulate(outputs.restrict(contract, args, tokens))
+    seen = output[tokens] if output is not None else passed.output
     truth = compare(seen.double()[:, : part.hidden], exact.output.double())
-    findings = [_with_effect(f, contract, args, right, tokens, right_trace.output) for f in findings]
+    findings = [_with_effect(f, contract, args, right, tokens, right_trace.output, passed.output, part.hidden, evidence.alone) for f in findings]
+    # Bytes in the padding that meet zeros change nothing: no fault, but worth a line.
+    harmless = [f for f in findings if f.id == "padding-not-zero" and f.effect == 0.0]
+    findings = [f for f in findings if not any(f is h for h in harmless)]
     order = {"proved": 0, "consistent": 1, "suspected": 2}
     findings.sort(key=lambda f: (order[f.strength], -(f.effect or 0.0)))
 
     unexplained = [contract.operand(k).title for k in evidence.unexplained]
-    verdict, summary = _verdict(call, findings, unexplained, kernel, truth, floor)
+    verdict, summary = _verdict(call, findings, unexplained, {"w13", "w2"} <= evidence.foreign, kernel)
     checked = [f"{len(evidence.equal)} of {len(evidence.equal) + len(evidence.broken) + len(evidence.same_values)} operands equal vLLM's recipe byte for byte"
                + (f"; {', '.join(contract.operand(k).title for k in evidence.same_values)}: other bytes, the same weights (no fault)" if evidence.same_values else ""),
                "activation and its parameters against config.json; router weights; parallel position"]
-    if kernel:
-        checked.append(f"the output of {len(tokens)} of {args['input'].shape[0]} tokens against an emulation of what was passed")
-    open_ = [*evidence.open, *(f"{t}: no known change of the checkpoint gives these bytes" for t in unexplained),
+    checked += [f"{contract.operand(k).title}: not read on tp_rank {parallel.tp_rank}" for k in evidence.unread]
+    checked.append(_compared(kernel, args) if kernel else "no output was recorded: distances are those of an emulation of what was passed")
+    checked += [f"{f.evidence}; it meets zeros and changes nothing (no fault)" for f in harmless]
+    open_ = [*evidence.open, *evidence.unexplained.values(), *(kernel.open if kernel else ()),
              *parameters.vacuity(part, right_trace, args, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_))
 
 
-def _verdict(call: Call, findings: list[Finding], unexplained: list[str], kernel: outputs.OutputEvidence | None, truth: Comparison, floor: Comparison) -> tuple[str, str]:
+def _verdict(call: Call, findings: list[Finding], unexplained: list[str], foreign: bool, kernel: outputs.OutputEvidence | None) -> tuple[str, str]:
+    besides = f"; besides: {_titles(findings)}" if findings else ""
+    none_known = f"{', '.join(unexplained)}: not what the recipe makes of this checkpoint, and no known fault explains it"
+    if foreign:
+        none_known = ("none of this call's weights are this layer's, in any order or layout: another layer or checkpoint, or weights that were "
+                      "requantised or never loaded")
     if call.status == "crashed":
-        text = "inputs without outputs: the call did not return. "
-        return CRASHED, text + (_titles(findings) if findings else "Its arguments are right: look at the kernel, the driver and memory")
-    if {"w13 payload", "w2 payload"} <= set(unexplained):
-        return UNEXPLAINED, ("none of this call's weights are this layer's, in any order or layout: another layer or checkpoint, or weights that were "
-                             "requantised or never loaded")
+        if unexplained:
+            return CRASHED, f"{_NO_RETURN}{none_known}{besides}"
+        return CRASHED, _NO_RETURN + (_titles(findings) if findings else "Its arguments are right: look at the kernel, the driver and memory")
     if unexplained:
-        return UNEXPLAINED, f"{', '.join(unexplained)}: not what the recipe makes of this checkpoint, and no known fault explains it" + (
-            f"; besides: {_titles(findings)}" if findings else "")
+        return UNEXPLAINED, none_known + besides
     if kernel and not kernel.follows and not kernel.findings:
-        return UNEXPLAINED, "the output does not follow from what was passed, and no known broken computation reproduces it" + (
-            f"; besides: {_titles(findings)}" if findings else "")
+        return UNEXPLAINED, _follows_not(kernel) + besides
     if findings:
         return WRONG, _titles(findings)
+    if kernel is None:
+        return UNDECIDED, f"operands and parameters are the checkpoint's; {_NO_OUTPUT}"
     return RIGHT, "the operands are what the recipe makes of the checkpoint, the parameters are the checkpoint's, and the output follows from them"
 
 
@@ -166,17 +198,22 @@ def _check_fit(decoded: MoELayer, part: MoELayer, plan: Plan, chosen: Checkpoint
                            f"ep {p.ep_rank}/{p.ep_size}, padded to 128", f"{list(got)}", "another checkpoint or layer, or a parallel position that the call does not state")
 
 
-def _exact(contract: Contract, args: Mapping[str, Any], part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
+def _exact(args: Mapping[str, Any], part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
     """What the checkpoint means for these tokens: the formats' own scale codec, no intermediate rounding."""
     return forward(args["input"][tokens][:, : part.hidden], args["token_selected_experts"][tokens], args["token_final_scales"][tokens],
                    replace(part, scale=None), parallel=parallel, roundings=EXACT, compute=torch.float64)
 
 
-_ARGUMENT_OF = {"swiglu_alpha", "swiglu_beta", "swiglu_limit", "activation_type"}
+_ARGUMENT_OF = {"swiglu_alpha", "swiglu_beta", "swiglu_limit", "activation_type", "token_final_scales"}
 
 
-def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right: Mapping[str, Any], tokens: Tensor, right_output: Tensor) -> Finding:
-    """How far this finding alone moves the output: the right call with only this finding's operands or parameters as passed."""
+def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right: Mapping[str, Any], tokens: Tensor, right_output: Tensor,
+                 passed_output: Tensor, hidden: int, alone: Mapping[tuple[str, str], Tensor | None]) -> Finding:
+    """How far this finding alone moves the output: the right call with only this finding's operands or parameters as passed.
+
+    alone: what to take for operands that have other faults too; None where that cannot be made, and the effect is not known.
+    Columns of the padding do not count. inf: NaN or inf where the right call has none.
+    """
     if f.effect is not None:
         return f
     mixed = dict(right)
@@ -184,18 +221,41 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
         if operand.title not in f.where.split(", "):
             continue
         name, _, index = operand.argument.partition("[")
+        value = alone.get((f.id, operand.key), operand.get(args))
+        if (f.id, operand.key) in alone and value is None:
+            return f
         if index:
             scales = list(mixed[name])
-            scales[int(index[:-1])] = operand.get(args)
+            scales[int(index[:-1])] = value
             mixed[name] = scales
         else:
-            mixed[name] = args.get(name)
+            mixed[name] = value
     for name in _ARGUMENT_OF & {f.where}:
         mixed[name] = args.get(name)
     if all(mixed[k] is right.get(k) for k in mixed):
         return f
-    try:
-        moved = contract.emulate(outputs.restrict(contract, mixed, tokens))
-    except MxdebugError:
-        return f  # on its own the kernel would refuse it
-    return replace(f, effect=compare(moved, right_output).relative_l2)
+    for weight, bias, other in (("fc1_expert_weights", "fc1_expert_biases", "fc2_expert_biases"), ("fc2_expert_weights", "fc2_expert_biases", "fc1_expert_biases")):
+        if mixed.get(bias) is None and mixed.get(other) is not None:  # one bias without the other is refused
+            mixed[bias] = torch.zeros(mixed[weight].shape[:2], dtype=mixed[other].dtype)
+    if all(_same(mixed[k], args.get(k)) for k in _READ):
+        moved = passed_output  # the only fault
+    else:
+        try:
+            moved = contract.emulate(outputs.restrict(contract, mixed, tokens))
+        except MxdebugError:
+            return f  # on its own the kernel would refuse it
+    distance = compare(moved[:, :hidden], right_output[:, :hidden])
+    return replace(f, effect=distance.relative_l2 if distance.masks_equal else math.inf)
+
+
+_READ = ("input", "token_final_scales", "fc1_expert_weights", "fc2_expert_weights", "quant_scales", "fc1_expert_biases", "fc2_expert_biases",
+         "swiglu_alpha", "swiglu_beta", "swiglu_limit", "activation_type")
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arguments are equal, tensors by their bytes in memory order."""
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
+    if isinstance(a, Tensor):
+        return a is b or (isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a.flatten(), b.flatten()))
+    return a == b

@@ -97,7 +97,7 @@ def distance(truth: Comparison, floor: Comparison | None) -> str:
 
 def render(d: Diagnosis, width: int = 110) -> str:
     """Plain text for a terminal: verdict first, then what to do, then what was checked."""
-    lines = [f"{d.verdict.upper()}: {d.summary}", ""]
+    lines = [*textwrap.wrap(f"{d.verdict.upper()}: {d.summary}", width), ""]
 
     def put(label: str, text: str) -> None:
         lines.extend(textwrap.wrap(text, width, initial_indent=f"  {label:<9} ", subsequent_indent=" " * 12) or [f"  {label}"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..contracts import Contract
 from ..faults import FAULTS, OPERAND_FAULTS, Fault
-from ..recipes import Form, Plan
-from ..reference import MoELayer, Parallel
-from .finding import PROVED, Finding
-from .recover import Recovered, Source, recover
+from ..recipes import Form, Plan, logical_operands
+from ..reference import MoELayer
+from .finding import CONSISTENT, PROVED, Finding
+from .recover import Recovered, Source, padding_not_zero, recover, rows_in_place
 
 SLOTS = ("layout", "values", "order", "padding", "shuffle")
 
@@ -23,64 +23,100 @@ SLOTS = ("layout", "values", "order", "padding", "shuffle")
 class OperandEvidence:
     """What looking at the operands gave.
 
-    findings   grouped by fault
-    broken     keys of operands that are not what the recipe makes, explained or not
-    unexplained keys of operands whose bytes no reading explains
-    equal      keys whose bytes equal the recipe's
+    findings    grouped by fault
+    alone       (fault id, operand key) -> the operand with this fault only, where it has several; None: it cannot be made
+    broken      keys of operands that are not what the recipe makes, explained or not
+    unexplained keys of operands whose bytes no reading explains -> what stands there
+    foreign     those of them in which no row of the checkpoint was found
+    equal       keys whose bytes equal the recipe's
     same_values keys whose bytes differ but mean the same weights
-    open       ambiguities
+    unread      keys of operands that the kernel does not read at this position
+    open        ambiguities
     """
 
     findings: tuple[Finding, ...]
+    alone: Mapping[tuple[str, str], Tensor | None]
     broken: tuple[str, ...]
-    unexplained: tuple[str, ...]
+    unexplained: Mapping[str, str]
+    foreign: frozenset[str]
     equal: tuple[str, ...]
     same_values: tuple[str, ...]
+    unread: tuple[str, ...]
     open: tuple[str, ...]
-    ep_rank: int | None
 
 
 def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[str, Any]) -> OperandEvidence:
     """Compare every operand of a call with what the recipe makes of the checkpoint."""
-    keys = [o.key for o in contract.operands]
-    actual = {o.key: o.get(arguments) for o in contract.operands}
+    rank, experts = source.parallel.tp_rank, contract.operand("w13").get(arguments).shape[0]
+    # The kernel takes pointers: scales may come in any shape, only the order of their bytes counts.
+    actual = {o.key: None if t is None else t.reshape(experts, -1) for o in contract.operands for t in (o.get(arguments),)}
     part = source.layer.part(source.parallel)
-    expected_present = {k: source.logical(k, source.parallel.tp_rank) is not None for k in keys}
-    equal, broken, missing, unexpected = [], [], [], []
-    for key in keys:
-        t = actual[key]
-        if expected_present[key] and (t is None or (key.endswith("bias") and not t.any() and source.logical(key, source.parallel.tp_rank).any())):
-            missing.append(key)
-        elif not expected_present[key]:
-            unexpected += [key] if t is not None and bool(t.any()) else []
-        elif _equal(key, t, plan, part):
+    equal, broken, missing, unexpected, unread = [], [], [], [], []
+    for key, t in actual.items():
+        want = source.logical(key, rank)
+        has, wants = (u is not None and (not key.endswith("bias") or bool(u.any())) for u in (t, want))
+        if want is not None and t is not None and _equal(key, t, plan, part):
             equal.append(key)
-        else:
+        elif key == "w2_bias" and rank != 0:
+            unread += [key] if has or wants else []  # vLLM itself fills it with zeros there
+        elif has != wants:
+            (unexpected if has else missing).append(key)
+        elif has:
             broken.append(key)
     same = _same_values(contract, plan, part, arguments, broken)
     broken = [k for k in broken if k not in same]
-    recovered = {k: recover(k, actual[k], plan.forms[k], source) for k in broken}
-    # An operand equal to the recipe's holds the experts that it should.
-    findings, ep_rank, ambiguous = _name(contract, recovered, source)
+    recovered = _prefer_shared({k: recover(k, actual[k], plan.forms[k], source) for k in broken})
+    findings, alone, ambiguous = _name(contract, recovered, source, {k: not actual[k].any() for k in broken})
+    if dirty := {k: n for k, r in recovered.items() if r.complete and (n := padding_not_zero(k, actual[k], r))[0]}:
+        counts = ", ".join(f"{contract.operand(k).title}: {bad} of {total}" for k, (bad, total) in dirty.items())
+        findings.append(Finding(FAULTS["padding-not-zero"], PROVED, ", ".join(contract.operand(k).title for k in dirty), f"not zero in the padding: {counts}"))
     if missing:
-        norms = ", ".join(f"{contract.operand(k).title}: norm {source.logical(k, source.parallel.tp_rank).float().norm():.3f} in the checkpoint, "
+        norms = ", ".join(f"{contract.operand(k).title}: norm {source.logical(k, rank).float().norm():.3f} in the checkpoint, "
                           + ("none" if actual[k] is None else "zeros") + " in the call" for k in missing)
         findings.append(Finding(FAULTS["bias-missing"], PROVED, ", ".join(contract.operand(k).title for k in missing), norms))
-    findings.extend(Finding(FAULTS["bias-missing"], PROVED, contract.operand(k).title, "the call passes a bias, the checkpoint has none") for k in unexpected)
-    return OperandEvidence(
-        findings=tuple(findings), broken=(*broken, *missing, *unexpected), unexplained=tuple(k for k, r in recovered.items() if not r.complete),
-        equal=tuple(equal), same_values=tuple(same), open=tuple(ambiguous), ep_rank=ep_rank)
+    if unexpected:
+        norms = ", ".join(f"{contract.operand(k).title}: norm {actual[k].float().norm():.3f} in the call, none in the checkpoint" for k in unexpected)
+        findings.append(Finding(FAULTS["bias-unexpected"], PROVED, ", ".join(contract.operand(k).title for k in unexpected), norms))
+    stands = {k: _stands_there(contract.operand(k).title, actual[k], r, source) for k, r in recovered.items() if not r.complete}
+    return OperandEvidence(findings=tuple(findings), alone=alone, broken=(*broken, *missing, *unexpected), unexplained={k: t for k, (t, _) in stands.items()},
+                           foreign=frozenset(k for k, (_, known) in stands.items() if not known), equal=tuple(equal),
+                           same_values=tuple(same), unread=tuple(unread), open=tuple(ambiguous))
+
+
+def _prefer_shared(recovered: dict[str, Recovered]) -> dict[str, Recovered]:
+    """Where several readings explain an operand, take the one whose faults other operands have too: one mistake is likelier than two."""
+    def faults(key: str, form: Form) -> set[str]:
+        return {_fault_of(slot, getattr(form, slot), key).id for slot in SLOTS if getattr(form, slot) != getattr(recovered[key].expected, slot)}
+
+    out = dict(recovered)
+    for key, r in recovered.items():
+        others = [f for k, o in recovered.items() if k != key for f in faults(k, o.form)]
+        readings = (r.form, *r.alternatives)
+        best = max(readings, key=lambda form: sum(others.count(f) for f in faults(key, form)))  # the first of equals
+        if best is not r.form:
+            out[key] = replace(r, form=best, alternatives=tuple(f for f in readings if f is not best))
+    return out
+
+
+def _stands_there(title: str, actual: Tensor, r: Recovered, source: Source) -> tuple[str, bool]:
+    """(in words, what an operand holds that no reading explains; whether any of it is the checkpoint's)."""
+    lost = [p for p, e in enumerate(r.experts) if e < 0]
+    which = "" if len(lost) == len(r.experts) else f" of expert{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost[:8]))}{',...' if len(lost) > 8 else ''}"
+    want, placed, moved, zero, foreign = rows_in_place(r.key, actual, r.form, source, lost[0])
+    unit = "values" if r.form.layout is None else "rows"
+    counts = [f"{placed} of {want} {unit} are in place", *(f"{n} {text}" for n, text in ((moved, "stand elsewhere"), (zero, "are zero")) if n)]
+    if foreign >= 0:
+        counts.append(f"others are not the checkpoint's, the first is {unit[:-1]} {foreign}")
+    layout = "" if r.form.layout is None else f", read in the layout {r.form.layout.name}"
+    return f"{title}: no known change of the checkpoint gives the bytes{which}. In expert {lost[0]}{layout}, " + ", ".join(counts), bool(r.explained or placed or moved)
 
 
 def _equal(key: str, t: Tensor, plan: Plan, part: MoELayer) -> bool:
-    from ..recipes import logical_operands
-
     logical, form = logical_operands(part)[key], plan.forms[key]
     if t.numel() != logical.shape[0] * (form.halves * form.padded_rows) * (form.padded_columns or 1):
         return False
     # One expert at a time: a converted layer need not be in memory a second time.
-    flat = t.reshape(t.shape[0], -1)
-    return t.shape[0] == logical.shape[0] and all(torch.equal(flat[e], form.apply(logical[e:e + 1]).reshape(-1).to(t.dtype)) for e in range(t.shape[0]))
+    return t.shape[0] == logical.shape[0] and all(torch.equal(t[e], form.apply(logical[e:e + 1]).reshape(-1).to(t.dtype)) for e in range(t.shape[0]))
 
 
 def _same_values(contract: Contract, plan: Plan, part: MoELayer, arguments: Mapping[str, Any], broken: list[str]) -> list[str]:
@@ -104,10 +140,12 @@ def _same_matrix(seen: Any, want: Any, rows: int, columns: int, layer: MoELayer,
     return torch.equal(seen[expert].dequantise(scale=layer.scale), right)
 
 
-def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source) -> tuple[list[Finding], int | None, list[str]]:
-    """Turn recovered forms into findings, grouped by fault; operands that share a fault share a finding."""
+def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source,
+          blank: Mapping[str, bool]) -> tuple[list[Finding], dict[tuple[str, str], Tensor | None], list[str]]:
+    """Turn recovered forms into findings, grouped by fault; operands that share a fault share a finding. blank: operands that are all zeros."""
     struck: dict[str, list[str]] = {}
     notes: dict[str, list[str]] = {}
+    unsure: dict[str, set[str]] = {}
     ambiguous: list[str] = []
 
     def strike(fault: str, key: str, note: str = "") -> None:
@@ -122,25 +160,46 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
         for slot in SLOTS:
             found, wanted = getattr(r.form, slot), getattr(r.expected, slot)
             if found != wanted:
-                strike(_fault_of(slot, found, key).id, key)
+                id = _fault_of(slot, found, key).id
+                strike(id, key)
+                if any(getattr(form, slot) != found for form in r.alternatives) or blank[key]:
+                    unsure.setdefault(id, set()).add(key)
         if r.permutation is not None:
-            strike("rows-unnamed", key, _describe(r.permutation, r.form))
+            strike("rows-unnamed", key, f"{title}: {_describe(r.permutation, r.form)}")
         if r.tp_rank != r.expected_tp_rank:
             strike("wrong-tp-slice", key, f"{title} holds rank {r.tp_rank}'s slice, the call is tp_rank {r.expected_tp_rank}")
         if r.alternatives:
             ambiguous.append(f"{title}: {len(r.alternatives)} other reading(s) explain the same bytes, e.g. "
                              + ", ".join(s.name for s in r.alternatives[0].stages) + "; this data cannot tell them apart")
+        if blank[key]:
+            ambiguous.append(f"{title}: every byte is zero, which memory that was never written also gives")
     moved = {k: r.experts for k, r in recovered.items() if r.explained > 0 and any(e >= 0 and e != w for e, w in zip(r.experts, r.expected_experts))}
-    ep_rank = _experts(moved, recovered, contract, source, strike)
-    findings = []
-    for id, keys in struck.items():
-        titles = [contract.operand(k).title for k in keys]
-        partial = [k for k in keys if not recovered[k].complete]
-        share = "every expert" if not partial else ", ".join(f"{recovered[k].explained:.0%} of experts in {contract.operand(k).title}" for k in partial)
-        n = len(recovered[keys[0]].experts)
-        evidence = "; ".join(notes.get(id, ())) or f"bytes equal the checkpoint's in this form, for {share} ({n})"
-        findings.append(Finding(FAULTS[id], PROVED, ", ".join(titles), evidence))
-    return findings, ep_rank, ambiguous
+    _experts(moved, contract, source, strike)
+    several = {k for keys in struck.values() for k in keys if sum(k in other for other in struck.values()) > 1}
+    alone = {(id, k): _alone(id, recovered[k], source) for id, keys in struck.items() for k in keys if k in several}
+    # An operand that proves a fault speaks for those that could be read otherwise too.
+    return [_finding(id, keys, contract, recovered, notes.get(id, ()), unsure.get(id) == set(keys)) for id, keys in struck.items()], alone, ambiguous
+
+
+def _finding(id: str, keys: list[str], contract: Contract, recovered: Mapping[str, Recovered], notes: Sequence[str], unsure: bool) -> Finding:
+    n = len(recovered[keys[0]].experts)
+    partial = [k for k in keys if not recovered[k].complete]
+    share = f"every expert ({n})" if not partial else ", ".join(f"{sum(e >= 0 for e in recovered[k].experts)} of {n} experts in {contract.operand(k).title}" for k in partial)
+    evidence = "; ".join(notes) or f"bytes equal the checkpoint's in this form, for {share}"
+    if unsure:
+        evidence += "; not in this form alone, see below"
+    return Finding(FAULTS[id], CONSISTENT if unsure else PROVED, ", ".join(contract.operand(k).title for k in keys), evidence)
+
+
+def _alone(id: str, r: Recovered, source: Source) -> Tensor | None:
+    """The operand as it would be with this fault only; None where its rows have no named order, or not every expert is explained."""
+    if not r.complete or r.permutation is not None:
+        return None
+    slots = {slot: getattr(r.form, slot) for slot in SLOTS if getattr(r.form, slot) != getattr(r.expected, slot)
+             and _fault_of(slot, getattr(r.form, slot), r.key).id == id}
+    experts = r.expected_experts if slots or id == "wrong-tp-slice" else r.experts
+    rank = r.tp_rank if id == "wrong-tp-slice" else r.expected_tp_rank
+    return replace(r.expected, **slots).apply(source.logical(r.key, rank)[list(experts)])
 
 
 def _fault_of(slot: str, value: Any, key: str) -> Fault:
@@ -150,16 +209,16 @@ def _fault_of(slot: str, value: Any, key: str) -> Fault:
     return FAULTS["layout-other" if slot == "layout" else "rows-unnamed"]
 
 
-def _experts(moved: Mapping[str, tuple[int, ...]], recovered: Mapping[str, Recovered], contract: Contract, source: Source, strike: Any) -> int | None:
+def _experts(moved: Mapping[str, tuple[int, ...]], contract: Contract, source: Source, strike: Callable[[str, str, str], None]) -> None:
     """Experts that are not where they should be: the whole layer of another rank, all operands rolled alike, or one out of step."""
     if not moved:
-        return None
+        return
     p, local = source.parallel, len(next(iter(moved.values())))
     weights = {k for k in ("w13", "w13_scale", "w2", "w2_scale")}
     maps = set(moved.values())
     together = len(maps) == 1 and weights <= set(moved)
     for key, experts in moved.items():
-        title, shown = contract.operand(key).title, ",".join(map(str, experts[:8])) + (",..." if local > 8 else "")
+        title, shown = contract.operand(key).title, ",".join("?" if e < 0 else str(e) for e in experts[:8]) + (",..." if local > 8 else "")
         rank, rest = divmod(experts[0], local)
         whole_rank = rest == 0 and experts == tuple(range(experts[0], experts[0] + local))
         if together and whole_rank and p.ep_size > 1:
@@ -168,14 +227,9 @@ def _experts(moved: Mapping[str, tuple[int, ...]], recovered: Mapping[str, Recov
             strike("wrong-ep-slice", key, f"{title} holds experts {shown}: those of rank {rank}, but ep_rank is {p.ep_rank}")
         else:
             strike("experts-rolled" if together else "operand-of-another-expert", key, f"{title} holds experts {shown} of the checkpoint")
-    return divmod(next(iter(maps))[0], local)[0] if together else None
 
 
 def _describe(permutation: Tensor, form: Form) -> str:
     shown = ",".join(str(int(i)) for i in permutation[:12])
-    return f"{form.layout.name}; physical rows hold logical rows {shown},... of [w1; w3]" if form.halves == 2 else f"physical rows hold rows {shown},..."
-
-
-def moved_rank(parallel: Parallel, ep_rank: int) -> Parallel:
-    """The position of the rank whose experts the operands hold."""
-    return Parallel(parallel.tp_size, parallel.tp_rank, parallel.ep_size, ep_rank)
+    where = "" if form.layout is None else f"read in the layout {form.layout.name}, "
+    return f"{where}physical rows hold logical rows {shown},... of {'[w1; w3]' if form.halves == 2 else 'w2'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -14,11 +14,13 @@ from torch import Tensor
 from ..contracts import Contract
 from ..faults import FAULTS, KERNEL_FAULTS, Fault, KernelChange
 from ..metrics import Comparison, compare
-from ..reference import MoELayer
+from ..reference import Trace
 from .finding import CONSISTENT, PROVED, Finding
 
 SAMPLE = 8  # tokens on which hypotheses about the computation are tried
 DEPTH = 3   # broken computations that are stacked at most
+FEW_WEIGHTS = 10**8       # dequantised for one hypothesis: about a second
+MOST_WEIGHTS = 4 * 10**9  # dequantised for all of them
 
 
 def rounding_floor(k: int) -> float:
@@ -40,10 +42,25 @@ def follows(got: Tensor, want: Tensor, k: int) -> bool:
     return bool(((a - b).norm(dim=1) <= rounding_floor(k) * b.norm(dim=1)).all())
 
 
-def sample_tokens(arguments: Mapping[str, Any], count: int) -> Tensor:
-    """int64: up to `count` tokens spread over the call, those first that have an expert on this rank."""
-    total = arguments["input"].shape[0]
-    return torch.linspace(0, total - 1, min(count, total)).long().unique()
+def sample_tokens(contract: Contract, arguments: Mapping[str, Any], count: int, output: Tensor | None = None) -> Tensor:
+    """int64, ascending: up to `count` tokens spread over the call. Tokens with an expert on this rank come before others, since only
+    they say anything; some whose output is not finite come first, so that a NaN in one token of thousands is seen."""
+    experts = contract.operand("w13").get(arguments).shape[0]
+    local = arguments["token_selected_experts"].long() - contract.parallel(arguments).ep_rank * experts
+    here = ((local >= 0) & (local < experts)).any(1)
+    odd = torch.zeros_like(here) if output is None else ~torch.isfinite(output).all(1)
+    chosen = _spread(odd, max(1, count // 8))
+    for pool in (here, ~here):
+        free = pool.clone()
+        free[chosen] = False
+        chosen = torch.cat([chosen, _spread(free, count - chosen.numel())])
+    return chosen.sort().values
+
+
+def _spread(mask: Tensor, count: int) -> Tensor:
+    """Up to `count` of the positions where `mask` is True, evenly spread."""
+    at = mask.nonzero().flatten()
+    return at[torch.linspace(0, at.numel() - 1, min(count, at.numel())).round().long()] if at.numel() and count > 0 else at[:0]
 
 
 def restrict(contract: Contract, arguments: Mapping[str, Any], tokens: Tensor) -> dict[str, Any]:
@@ -62,60 +79,106 @@ def restrict(contract: Contract, arguments: Mapping[str, Any], tokens: Tensor) -
     renumber[used] = torch.arange(used.numel())
     ids = torch.where(here, renumber[local.clamp(0, experts - 1)], used.numel()).to(torch.int32)
 
-    def pick(t: Any) -> Any:
+    def pick(t: Any, by_bytes: bool = False) -> Any:
+        if by_bytes and isinstance(t, Tensor) and t.numel() % experts == 0:  # scales count by bytes, whatever their shape
+            t = t.reshape(experts, -1)
         return t[used] if isinstance(t, Tensor) and t.shape[:1] == (experts,) else t
 
     names = ("fc1_expert_weights", "fc2_expert_weights", "fc1_expert_biases", "fc2_expert_biases", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
-    return {**arguments, **{n: pick(arguments.get(n)) for n in names}, "quant_scales": [pick(t) for t in arguments["quant_scales"]],
+    return {**arguments, **{n: pick(arguments.get(n)) for n in names}, "quant_scales": [pick(t, by_bytes=True) for t in arguments["quant_scales"]],
             "input": arguments["input"][tokens], "token_selected_experts": ids, "token_final_scales": arguments["token_final_scales"][tokens],
             "ep_size": 1, "ep_rank": 0}
 
 
 @dataclass(frozen=True)
 class OutputEvidence:
-    """comparison of the recorded output with the emulation of what was passed; whether it follows from it; findings if not."""
+    """comparison of the recorded output with the emulation of what was passed; whether it follows from it; findings if not.
+
+    tokens  which were compared
+    trace   the emulation for them
+    open    what was not tried
+    """
 
     comparison: Comparison
     follows: bool
     findings: tuple[Finding, ...]
+    tokens: Tensor
+    trace: Trace
+    open: tuple[str, ...] = ()
 
 
-def examine(contract: Contract, arguments: Mapping[str, Any], output: Tensor, layer: MoELayer | None = None, most_tokens: int = 64) -> OutputEvidence:
+def examine(contract: Contract, arguments: Mapping[str, Any], output: Tensor, most_tokens: int = 64) -> OutputEvidence:
     """Emulate the call (on up to `most_tokens` tokens) and compare bit for bit; where it differs, search the broken computations."""
     k = max(arguments["input"].shape[1], contract.operand("w2").get(arguments).shape[-1] * 2)
-    tokens = sample_tokens(arguments, most_tokens)
-    small = restrict(contract, arguments, tokens)
-    emulated = contract.emulate(small)
-    comparison = compare(output[tokens], emulated)
-    if follows(output[tokens], emulated, k):
-        return OutputEvidence(comparison, True, ())
+    tokens = sample_tokens(contract, arguments, most_tokens, output)
+    trace = contract.trace(restrict(contract, arguments, tokens), keep=True)
+    got, emulated = output[tokens], trace.output
+    comparison = compare(got, emulated)
+    if follows(got, emulated, k):
+        return OutputEvidence(comparison, True, (), tokens, trace)
     memory = arguments.get("output")
     if isinstance(memory, Tensor) and memory.shape == output.shape and compare(output, memory).bit_identical:
-        return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], PROVED, "all tokens", "the output equals, bit for bit, the memory that the call was given to write into"),))
+        return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], PROVED, "all tokens", "the output equals, bit for bit, the memory that the call was given to write into"),), tokens, trace)
     if not output.any():
-        return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], CONSISTENT, "all tokens", "every element of the output is zero; the operands do not give zeros"),))
-    return OutputEvidence(comparison, False, tuple(_search(contract, arguments, output, k)))
+        return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], CONSISTENT, "all tokens", "every element of the output is zero; the operands do not give zeros"),), tokens, trace)
+    findings, not_tried = _search(contract, arguments, got, emulated, tokens, k)
+    return OutputEvidence(comparison, False, findings, tokens, trace, not_tried)
 
 
-def _search(contract: Contract, arguments: Mapping[str, Any], output: Tensor, k: int) -> Iterable[Finding]:
-    """Stacks of broken computations, shallow ones first, that reproduce the output on sampled tokens, then on all."""
-    tokens = sample_tokens(arguments, SAMPLE)
-    layer, want = contract.decode(arguments), output[tokens]
-    plain = contract.emulate(restrict(contract, arguments, tokens))
-    active = [f for f in KERNEL_FAULTS if not compare(f.change.output(contract, arguments, layer, tokens), plain).bit_identical]
+def _search(contract: Contract, arguments: Mapping[str, Any], got: Tensor, emulated: Tensor, tokens: Tensor,
+            k: int) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Stacks of broken computations, shallow ones first, that reproduce the output: on the tokens that are furthest off, then on all.
+
+    (findings, what was not tried)
+    """
+    few = _furthest(contract, arguments, got, emulated, tokens)
+    layer, want = contract.decode(arguments), got[torch.isin(tokens, few)]
+    plain = emulated[torch.isin(tokens, few)]
+
+    def output(stack: tuple[Fault, ...], which: Tensor) -> Tensor:
+        return _stack(stack).output(contract, arguments, layer, which)
+
+    active = [f for f in KERNEL_FAULTS if not compare(output((f,), few), plain).bit_identical]
+    spent, most = 0, max(len(active), MOST_WEIGHTS // _weights(contract, arguments, few))
     for depth in range(1, DEPTH + 1):
-        hits = [stack for stack in combinations(active, depth) if follows(_stack(stack).output(contract, arguments, layer, tokens), want, k)]
-        if hits:
-            break
-    else:
-        return
-    strength = PROVED if len(hits) == 1 else CONSISTENT
-    also = "" if len(hits) == 1 else "; so do " + ", ".join(" + ".join(f.id for f in h) for h in hits[1:4]) + ": this call cannot tell them apart"
+        stacks = list(combinations(active, depth))
+        if (spent := spent + len(stacks)) > most:
+            return (), (f"{depth} or more broken computations at once were not tried: {len(stacks)} emulations of a layer of this size",)
+        hits = [s for s in stacks if follows(output(s, few), want, k)]
+        near = {h: compare(output(h, tokens), got) for h in hits if follows(output(h, tokens), got, k)}
+        if near:
+            return tuple(_reproduced(sorted(near, key=lambda h: near[h].differing), near, lambda f: compare(output((f,), few), plain), len(tokens))), ()
+    return (), ()
+
+
+def _furthest(contract: Contract, arguments: Mapping[str, Any], got: Tensor, emulated: Tensor, tokens: Tensor) -> Tensor:
+    """Of `tokens`, up to SAMPLE whose output is furthest from the emulation; fewer, where their experts would be too many weights."""
+    a, b = (t.double().nan_to_num(1e30, 1e30, -1e30) for t in (got, emulated))
+    order = tokens[(a - b).norm(dim=1).argsort(descending=True)]
+    for n in range(min(SAMPLE, order.numel()), 1, -1):
+        if _weights(contract, arguments, order[:n]) <= FEW_WEIGHTS:
+            return order[:n].sort().values
+    return order[:1]
+
+
+def _weights(contract: Contract, arguments: Mapping[str, Any], tokens: Tensor) -> int:
+    """How many weights one emulation of these tokens dequantises."""
+    w13, w2 = (contract.operand(key).get(arguments) for key in ("w13", "w2"))
+    local = arguments["token_selected_experts"][tokens].long() - contract.parallel(arguments).ep_rank * w13.shape[0]
+    experts = local[(local >= 0) & (local < w13.shape[0])].unique().numel()
+    return max(1, experts) * 2 * (w13[0].numel() + w2[0].numel())
+
+
+def _reproduced(hits: list[tuple[Fault, ...]], near: Mapping[tuple[Fault, ...], Comparison], alone: Callable[[Fault], Comparison],
+                tokens: int) -> Iterable[Finding]:
+    """Findings for the closest of the stacks that reproduce the output; the others are named as inseparable."""
+    others = [" + ".join(f.id for f in h) for h in hits[1:]]
+    also = "" if not others else f"; so do {', '.join(others[:3])}" + (f" and {len(others) - 3} more" if len(others) > 3 else "") + ": this call cannot tell them apart"
+    exact = "bit for bit" if near[hits[0]].bit_identical else f"but for the rounding of {near[hits[0]].differing} of {near[hits[0]].elements} elements"
     for fault in hits[0]:
-        alone = compare(fault.change.output(contract, arguments, layer, tokens), plain)
         with_others = "" if len(hits[0]) == 1 else f" (together with {', '.join(f.id for f in hits[0] if f is not fault)})"
-        yield Finding(fault, strength, f"output, {tokens.numel()} sampled tokens",
-                      f"this computation reproduces the recorded output{with_others}, the contract's does not{also}", effect=alone.relative_l2)
+        yield Finding(fault, CONSISTENT if others else PROVED, f"output, {tokens} sampled tokens",
+                      f"this computation{with_others} reproduces the recorded output {exact}, the contract's does not{also}", effect=alone(fault).relative_l2)
 
 
 def _stack(stack: tuple[Fault, ...]) -> KernelChange:

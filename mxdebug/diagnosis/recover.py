@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 
 import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..layouts import LINEAR, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, WEIGHT_LAYOUTS, Composed, Layout, match_rows, row_hashes
+from ..layouts import LINEAR, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, WEIGHT_LAYOUTS, Composed, Layout, row_hashes
 from ..recipes import CAST_BY_VALUE, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, logical_operands
 from ..reference import MoELayer, Parallel
-
-UNKNOWN_ORDER = "an order that has no name"
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,7 @@ class Source:
         self.layer, self.parallel = layer, parallel
         self._part = functools.cache(lambda rank: logical_operands(layer.part(Parallel(parallel.tp_size, rank))))
         self._keys = functools.cache(self._row_keys)
+        self._all_keys = functools.cache(lambda *which: torch.stack([self._keys(*which, e) for e in range(layer.experts)]))
 
     @property
     def expected_experts(self) -> tuple[int, ...]:
@@ -71,6 +70,10 @@ class Source:
     def keys(self, key: str, rank: int, values: object, expert: int) -> Tensor:
         """int64 [rows]: a key of each logical row of one expert, after a change of values."""
         return self._keys(key, rank, values, expert)
+
+    def all_keys(self, key: str, rank: int, values: object) -> Tensor:
+        """int64 [E, rows]: those of all experts."""
+        return self._all_keys(key, rank, values)
 
     def _row_keys(self, key: str, rank: int, values: object, expert: int) -> Tensor:
         t = self.logical(key, rank)[expert]
@@ -107,6 +110,34 @@ def recover(key: str, actual: Tensor, expected: Form, source: Source) -> Recover
     return best or base
 
 
+def rows_in_place(key: str, actual: Tensor, form: Form, source: Source, position: int) -> tuple[int, int, int, int, int]:
+    """What stands in one expert of an operand that no reading explains, read in `form`.
+
+    (rows of the checkpoint that should be here, those in place, those that stand in another place, rows of zeros in their stead,
+    the first physical row that is none of the checkpoint's or -1); for a bias values count as rows.
+    """
+    found = _Seen(key, actual, form).keys(form.layout, form.columns, position)
+    keys = source.keys(key, source.parallel.tp_rank, form.values, source.expected_experts[position])
+    rows = form.row_indices()
+    data = rows >= 0
+    want = torch.where(data, keys[rows.clamp(min=0)], 0)
+    moved, foreign = (found != want) & (found != 0) & torch.isin(found, keys), (found != 0) & ~torch.isin(found, keys)
+    return (int(data.sum()), int((data & (found == want)).sum()), int(moved.sum()), int((data & (found == 0) & (want != 0)).sum()),
+            int(foreign.nonzero()[0]) if foreign.any() else -1)
+
+
+def padding_not_zero(key: str, actual: Tensor, r: Recovered) -> tuple[int, int]:
+    """(bytes, or values of a bias, in the padding that are not zero; how many there are in the padding), over all experts."""
+    seen, rows = _Seen(key, actual, r.form), r.form.row_indices() if r.permutation is None else r.permutation
+    bad = total = 0
+    for data in seen.flat:
+        if r.form.layout is not None:
+            data = r.form.layout.unpack(data, seen.rows, seen.columns).reshape(seen.rows, seen.columns)
+        for part in (data[rows < 0], data[rows >= 0][:, r.form.columns:] if r.form.columns is not None else data[:0]):
+            bad, total = bad + int(part.count_nonzero()), total + part.numel()
+    return bad, total
+
+
 class _Seen:
     """The operand's bytes, as each layout would read them; row keys are kept."""
 
@@ -139,17 +170,22 @@ class _Seen:
 
 
 def _forms(seen: _Seen, expected: Form) -> Iterator[tuple[int, Form]]:
-    """All forms to try, with the number of slots in which each differs from the expected one."""
+    """All forms to try, with the number of slots in which each differs from the expected one; fewest first."""
     kind = "scale" if seen.key.endswith("_scale") else "bias" if expected.layout is None else "payload"
     values = {"scale": (None, CAST_BY_VALUE), "payload": (None, SWAP_NIBBLES), "bias": (None,)}[kind]
-    orders = [o for o in ROW_ORDERS if expected.order and o.fits(expected.padded_rows) and o.fits(expected.rows)] or [None]
+    orders = [o for o in ROW_ORDERS if expected.order] or [None]
     padded = expected.rows != expected.padded_rows and expected.halves > 1
     paddings = (PAD_HALVES, PAD_END) if padded else (expected.padding,)
     shuffles = (None, *(s for s in ROW_SHUFFLES if s.fits(seen.rows)))
-    for layout, value, order, padding, shuffle in product(seen.layouts(), values, orders, paddings, shuffles):
-        form = replace(expected, layout=layout, values=value, order=order, padding=padding, shuffle=shuffle)
-        slots = ("layout", "values", "order", "padding", "shuffle")
-        yield sum(getattr(form, s) != getattr(expected, s) for s in slots), form
+    other = {slot: [o for o in options if o != getattr(expected, slot)] for slot, options in (
+        ("layout", seen.layouts()), ("values", values), ("order", orders), ("padding", paddings), ("shuffle", shuffles))}
+    for cost in range(len(other) + 1):
+        for slots in combinations(other, cost):
+            for choice in product(*(other[slot] for slot in slots)):
+                form = replace(expected, **dict(zip(slots, choice)))
+                # rows are ordered after each half was padded, or before the end is
+                if form.order is None or form.order.fits(form.padded_rows if form.padding == PAD_HALVES else form.rows):
+                    yield cost, form
 
 
 def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Iterator[tuple[int, Form, int, Tensor | None]]:
@@ -157,7 +193,7 @@ def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Itera
     wanted = source.expected_experts[sample] if sample < len(source.expected_experts) else 0
     indices = {}
     fewest = None
-    for cost, form in sorted(_forms(seen, expected), key=lambda f: f[0]):
+    for cost, form in _forms(seen, expected):
         if fewest is not None and cost > fewest:
             return  # only the simplest readings are wanted
         for rank in source.ranks():
@@ -171,7 +207,7 @@ def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Itera
                 total = cost + (rank != source.parallel.tp_rank) + (expert != wanted)
                 fewest = total if fewest is None else min(fewest, total)
                 yield total, form, rank, None
-    if fewest is None and expected.layout is not None:
+    if fewest is None:
         yield from _unnamed_orders(seen, expected, source, sample)
 
 
@@ -179,21 +215,14 @@ def _cut_fits(logical: Tensor, form: Form) -> bool:
     return tuple(logical.shape[1:]) == ((form.halves * form.rows,) if form.columns is None else (form.halves * form.rows, form.columns))
 
 
-def _agree(found: Tensor, keys: Tensor, rows: Tensor, loose_padding: bool) -> bool:
-    """Whether physical row i has the key of logical row rows[i]; padding rows must be zero unless their bytes cannot matter."""
-    data = rows >= 0
-    if not torch.equal(found[data], keys[rows[data]]):
-        return False
-    return loose_padding or bool((found[~data] == 0).all())
-
-
 def _which_expert(seen: _Seen, form: Form, rank: int, rows: Tensor, source: Source, position: int, first: int) -> int | None:
-    found = seen.keys(form.layout, form.columns, position)
-    loose = seen.key.endswith("_scale")  # the scale of a block of zeros may be anything
-    for expert in (first, *(e for e in range(source.layer.experts) if e != first)):
-        if _agree(found, source.keys(seen.key, rank, form.values, expert), rows, loose):
-            return expert
-    return None
+    """The expert whose logical row rows[i] stands in physical row i, for every i; `first` if it does. What stands in padding is another question."""
+    data = rows >= 0
+    found, rows = seen.keys(form.layout, form.columns, position)[data], rows[data]
+    if torch.equal(found, source.keys(seen.key, rank, form.values, first)[rows]):
+        return first
+    fits = (source.all_keys(seen.key, rank, form.values)[:, rows] == found).all(1).nonzero()
+    return int(fits[0]) if fits.numel() else None
 
 
 def _experts(seen: _Seen, form: Form, rank: int, permutation: Tensor | None, source: Source) -> tuple[int, ...]:
@@ -218,12 +247,17 @@ def _unnamed_orders(seen: _Seen, expected: Form, source: Source, sample: int) ->
         # Short scale rows repeat within an expert, hardly ever in all experts at once: one key from all of them.
         found = _joint([seen.keys(layout, expected.columns, p) for p in range(len(wanted))])
         keys = _joint([source.keys(seen.key, rank, None, e) for e in wanted])
-        rows, zero = match_rows(found, keys), found == 0
-        if bool(((rows >= 0) | zero).all()) and bool((rows >= 0).any()):
-            own = expected.row_indices()  # of several equal rows, the one that stands where it should
-            keep = (own >= 0) & (keys[own.clamp(min=0)] == found)
-            yield 3 + (layout != expected.layout), replace(expected, layout=layout), rank, torch.where(keep, own, torch.where(zero & (rows < 0), -1, rows))
-            return
+        # Every row of the checkpoint once, and zeros: rows that were lost, or stand twice, are no other order.
+        if not found.any() or not torch.equal(found[found != 0].sort().values, keys[keys != 0].sort().values):
+            continue
+        own = expected.row_indices()  # of several equal rows, the one that stands where it should
+        rows = torch.where((own >= 0) & (keys[own.clamp(min=0)] == found), own, -1)
+        left = torch.ones(len(keys), dtype=torch.bool)
+        left[rows[rows >= 0]] = False
+        here, there = ((rows < 0) & (found != 0)).nonzero().flatten(), (left & (keys != 0)).nonzero().flatten()
+        rows[here[found[here].argsort(stable=True)]] = there[keys[there].argsort(stable=True)]
+        yield 3 + (layout != expected.layout), replace(expected, layout=layout), rank, rows
+        return
 
 
 def _joint(keys: list[Tensor]) -> Tensor:

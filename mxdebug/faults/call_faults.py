@@ -71,8 +71,14 @@ CALL_FAULTS = (
 )
 
 
+def _break(s: Situation, keys: tuple[str, ...]) -> Situation:
+    """One bias without the other, which FlashInfer refuses: the call leaves a crash dump."""
+    needs(s.layer.down_bias is not None, "contract-broken", "a checkpoint with biases")
+    return replace(s, dropped=s.dropped | {"w2_bias"})
+
+
 OUTPUT_FAULTS = (
-    Fault("contract-broken", "an argument breaks the kernel's contract", ("call",), lambda s, keys: replace(s, dropped=s.dropped | {"w2_bias"}),
+    Fault("contract-broken", "an argument breaks the kernel's contract", ("call",), _break,
           "shapes, dtypes or presence of arguments against the contract", "any call", "see what was expected and what was passed"),
     Fault("output-unwritten", "the kernel did not write its output", ("kernel",), lambda s, keys: replace(s, kernel=s.kernel.then(KernelChange(router=torch.zeros_like))),
           "the output equals the memory that it was to be written into, or is all zeros", "operands that do not give zeros",

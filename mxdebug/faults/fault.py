@@ -87,10 +87,14 @@ class Situation:
         operands = {k: None if k in self.dropped else parts[self.slices.get(k, self.parallel)][k] for k in OPERANDS}
         return self.plan.call(operands, replace(self.layer.part(self.parallel), activation=self.activation), self.x, self.experts, self.router, self.stated)
 
-    def build(self) -> tuple[dict[str, Any], Tensor]:
-        """(arguments, output) of the call."""
+    def build(self) -> tuple[dict[str, Any], Tensor | None]:
+        """(arguments, output) of the call; the output is None where the kernel refuses the arguments, which leaves a crash dump."""
         arguments = self.arguments()
-        return arguments, self.kernel.output(self.recipe.contract, arguments)
+        try:
+            layer = self.recipe.contract.decode(arguments)
+        except MxdebugError:
+            return arguments, None
+        return arguments, self.kernel.output(self.recipe.contract, arguments, layer)
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,16 @@ from ..reference import Parallel
 from .fault import Fault, Situation, needs
 
 W13 = ("w13", "w13_scale", "w13_bias")
-PAYLOADS, SCALES = ("w13", "w2"), ("w13_scale", "w2_scale")
+PAYLOADS, SCALES, BIASES = ("w13", "w2"), ("w13_scale", "w2_scale"), ("w13_bias", "w2_bias")
 EVERY = ("w13", "w13_scale", "w13_bias", "w2", "w2_scale", "w2_bias")
 
 
 def _slots(id: str, slots: Mapping[str, Any]) -> Callable[[Situation, tuple[str, ...]], Situation]:
     def inject(situation: Situation, keys: tuple[str, ...]) -> Situation:
-        if "padding" in slots:
-            form = situation.plan.forms[keys[0]]
-            needs(form.rows != form.padded_rows, id, "an intermediate size that needs padding")
+        if {"padding", "fill"} & set(slots):
+            forms = [situation.plan.forms[k] for k in keys]
+            needs(any((f.rows, f.columns) != (f.padded_rows, f.padded_columns) for f in forms), id, "a size that needs padding")
+            needs("fill" in slots or all(f.rows != f.padded_rows for f in forms), id, "an intermediate size that needs padding")
         return situation.edit(keys, lambda form: slots)
 
     return inject
@@ -84,6 +85,8 @@ LAYOUT_FAULTS = (
 
 
 VALUE_FAULTS = (
+    _slot_fault("padding-not-zero", "the padding holds other bytes than zeros", EVERY, "zero the padded buffer before loading (torch.zeros, not torch.empty)",
+                ("sglang#9346", "Primus-Turbo#383", "Lvllm#110"), "padding of w13 and of w2 that meet, both with scales that are not zero", fill=0x77),
     _slot_fault("nibbles-swapped", "the two codes of each byte are swapped: element 2i must be in the low nibble", PAYLOADS,
                 "swap back: (b & 15) << 4 | b >> 4; or correct the packer", ("torchao#3123", "triton#5197", "imp#567"), "any weights", values=SWAP_NIBBLES),
     _slot_fault("scales-cast-by-value", "block scales cast by value: the number 2^(b-127) became the byte, not its exponent", SCALES,
@@ -147,8 +150,8 @@ def _other_layout(situation: Situation, keys: tuple[str, ...]) -> Situation:
 
 
 UNNAMED_FAULTS = (
-    Fault("rows-unnamed", "rows stand in an order that mxdebug has no name for", EVERY[:2] + EVERY[3:5], _reverse,
-          "every row of the operand is a row of the checkpoint's expert, in another place", "rows that differ",
+    Fault("rows-unnamed", "rows stand in an order that mxdebug has no name for", EVERY, _reverse,
+          "every row of the checkpoint's expert stands in the operand, in another place", "rows that differ",
           "apply the inverse of the printed permutation, or find the step that permutes rows"),
     Fault("layout-other", "bytes lie in a composition of layouts that no known step makes", SCALES, _other_layout,
           "the operand's bytes equal the checkpoint's in this form", _PLACE_NEEDS, "print the operand's stages and remove what the contract does not ask for"),
@@ -160,10 +163,21 @@ def _drop(situation: Situation, keys: tuple[str, ...]) -> Situation:
     return replace(situation, dropped=situation.dropped | set(keys))
 
 
+def _add_bias(situation: Situation, keys: tuple[str, ...]) -> Situation:
+    layer = situation.layer
+    needs(layer.down_bias is None and layer.gate is not None, "bias-unexpected", "a checkpoint without biases")
+    first, second = (torch.full((layer.experts, rows), float(key in keys), dtype=torch.bfloat16)
+                     for key, rows in (("w13_bias", layer.intermediate), ("w2_bias", layer.hidden)))
+    return replace(situation, layer=replace(layer, gate_bias=first, up_bias=first, down_bias=second))
+
+
 BIAS_FAULTS = (
-    Fault("bias-missing", "a bias of the checkpoint is not passed (or is all zeros)", ("w13_bias", "w2_bias"), _drop,
+    Fault("bias-missing", "a bias of the checkpoint is not passed (or is all zeros)", BIASES, _drop,
           "the checkpoint has a bias, the call has none", "a checkpoint with biases", "pass fc1_expert_biases and fc2_expert_biases",
           ("ATOM#2292", "vllm#46641")),
+    Fault("bias-unexpected", "a bias is passed that the checkpoint does not have", BIASES, _add_bias,
+          "the call has a bias that is not zero, the checkpoint has none", "a checkpoint without biases",
+          "pass no biases, or zeros; memory that was allocated for them and never written is not zero"),
 )
 
 OPERAND_FAULTS = (*ROW_ORDER_FAULTS, *LAYOUT_FAULTS, *VALUE_FAULTS, *UNNAMED_FAULTS, *EXPERT_FAULTS, *BIAS_FAULTS)

@@ -29,6 +29,7 @@ class Form:
     padding   slot: PAD_HALVES or PAD_END
     order     slot: the order of the rows of w13; None where there are no halves
     shuffle   slot: a permutation of rows within blocks (none is right for CUTLASS)
+    fill      slot: the byte in the padding
     layout    slot: where the bytes lie; None for a bias
     shape     the shape of one expert's result, as the engine leaves it
     dtype     the dtype to which a bias is rounded
@@ -48,6 +49,7 @@ class Form:
     experts: tuple[int, ...] | None = None
     padding: str = PAD_HALVES
     shuffle: RowShuffle | None = None
+    fill: int = 0
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -55,7 +57,7 @@ class Form:
         out: list[Stage] = [s for s in (self.values, Experts(self.experts) if self.experts else None) if s]
         columns, padded_columns = self.columns, self.padded_columns
         if (self.rows, columns) != (self.padded_rows, padded_columns) and self.padding == PAD_HALVES:
-            out.append(PadHalves(self.halves, self.rows, self.padded_rows, columns, padded_columns))
+            out.append(PadHalves(self.halves, self.rows, self.padded_rows, columns, padded_columns, self.fill))
         if self.order is not None:
             out.append(Rows(self.order, was=self.was))
         if (self.rows, columns) != (self.padded_rows, padded_columns) and self.padding == PAD_END:

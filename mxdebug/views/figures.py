@@ -20,7 +20,8 @@ GRID = "rgba(127, 127, 127, 0.28)"
 # Okabe and Ito's colours; letters or shapes always say the same thing besides.
 UP, GATE, OTHER = "#56b4e9", "#e69f00", "#009e73"
 LARGEST = 512  # cells along each side of a heatmap
-TOP = 62       # pixels above the plot: title and headings of panels
+TOP = 40       # pixels above the plot for the title; headings of panels and a legend need HEADINGS and LEGEND more
+HEADINGS, LEGEND = 22, 26
 BELOW_CELLS = 118  # pixels below a heatmap: ticks, axis title, colour bar
 LINE = 17      # pixels a line of text takes
 WIDTH = 78     # characters a line of text has, so that nothing is cut off in a window of 900 pixels
@@ -43,26 +44,28 @@ def power(exponent: int) -> str:
     return "2" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def figure(title: str, says: str, plot: int, below: int = 54, legend: bool = False, left: int = 62) -> go.Figure:
+def figure(title: str, says: str, plot: int, below: int = 54, legend: bool = False, headings: bool = True, left: int = 62) -> go.Figure:
     """An empty figure with a title above and, in words, what it shows below.
 
     plot   the height of the plot in pixels; below: pixels between the plot and the sentence (tick labels, axis titles, colour bar);
-    left: pixels for the tick labels of the vertical axis
+    legend, headings: whether to leave room for them; left: pixels for the tick labels of the vertical axis
     """
     lines = textwrap.wrap(says, WIDTH)
-    top = TOP + (26 if legend else 0)
+    top = TOP + HEADINGS * headings + LEGEND * legend
+    height = top + plot + below + len(lines) * LINE + 12
     figure = go.Figure()
     figure.update_layout(
-        template=None, height=top + plot + below + len(lines) * LINE + 12,
+        template=None, height=height,
         margin={"l": left, "r": 14, "t": top, "b": below + len(lines) * LINE + 12},
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"family": "sans-serif", "size": 12, "color": TEXT},
-        title={"text": f"<b>{title}</b>", "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-               "pad": {"t": 12, "l": 8}, "font": {"size": 14, "color": TEXT}},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "yref": "paper", "bgcolor": "rgba(0,0,0,0)"},
+        title={"text": f"<b>{title}</b>", "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container",
+               "yanchor": "top", "pad": {"t": 12, "l": 8}, "font": {"size": 14, "color": TEXT}},
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1 - 34 / height, "yanchor": "top",
+                "yref": "container", "bgcolor": "rgba(0,0,0,0)", "itemclick": False, "itemdoubleclick": False},
         showlegend=legend, dragmode=False, hoverlabel={"font": {"family": "monospace", "size": 12}},
         meta={"says": says})
-    figure.add_annotation(text="<br>".join(lines), x=0, y=0, xref="paper", yref="paper", xanchor="left", yanchor="top", yshift=-below, xshift=6 - left,
-                          align="left", showarrow=False, font={"size": 13, "color": TEXT})
+    figure.add_annotation(text="<br>".join(lines), x=0, y=0, xref="paper", yref="paper", xanchor="left", yanchor="top",
+                          yshift=-below, xshift=6 - left, align="left", showarrow=False, font={"size": 13, "color": TEXT})
     return figure
 
 
@@ -73,15 +76,15 @@ def plain_axis(**more: Any) -> dict[str, Any]:
 
 
 def heading(figure: go.Figure, x: float, text: str) -> None:
-    """A heading above the panel that starts at x (0 to 1)."""
+    """A heading above the panel that starts at x (0 to 1); it stands below a legend."""
     figure.add_annotation(text=text, x=x, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom", yshift=2, showarrow=False,
                           font={"size": 13, "color": TEXT})
 
 
 def pool(codes: Tensor, most: int = LARGEST) -> tuple[Tensor, tuple[int, int]]:
-    """Codes [rows, columns] -> at most most x most codes, each the largest of a group; (rows, columns) of a group. (1, 1): nothing pooled.
+    """Codes [rows, columns] -> (codes [<= most, <= most], each the largest of a group; (rows, columns) of a group).
 
-    A last group that is not full counts only what it has.
+    (1, 1): nothing was pooled. A last group that is not full counts only what it has.
     """
     if codes.dim() != 2:
         raise MxdebugError("cells", "a matrix", f"shape {list(codes.shape)}", "pick one expert first")
@@ -90,6 +93,16 @@ def pool(codes: Tensor, most: int = LARGEST) -> tuple[Tensor, tuple[int, int]]:
         if factor > 1:
             codes = torch.cat([part.amax(dim=axis, keepdim=True) for part in codes.split(factor, dim=axis)], dim=axis)
     return codes, (factors[0], factors[1])
+
+
+def show_text(text: object) -> None:
+    """Display text whose lines are long: a narrow window scrolls it, where it would wrap what is printed."""
+    from html import escape
+
+    from IPython.display import display
+
+    style = "white-space: pre; overflow-x: auto; margin: 0; padding: 0 0.6em; font-size: var(--jp-code-font-size, 13px)"
+    display({"text/html": f'<pre style="{style}">{escape(str(text))}</pre>', "text/plain": str(text)}, raw=True)
 
 
 def show(figure: go.Figure) -> None:
@@ -104,15 +117,17 @@ def show(figure: go.Figure) -> None:
 
 def _typed(codes: Tensor) -> dict[str, str]:
     """uint8 [rows, columns] as plotly's typed array: a notebook would otherwise hold one line of text for each cell."""
-    return {"dtype": "u1", "bdata": base64.b64encode(bytes(codes.flatten().tolist())).decode(), "shape": f"{codes.shape[0]}, {codes.shape[1]}"}
+    data = base64.b64encode(bytes(codes.flatten().tolist())).decode()
+    return {"dtype": "u1", "bdata": data, "shape": f"{codes.shape[0]}, {codes.shape[1]}"}
 
 
 SPECIAL = {0x00: ("0x00: read as 0.0 on SM90", "circle-open"), 0xFF: ("0xFF: read as inf on SM90", "x")}
 PADDING = ("padding", "line-ne")
 
 
-def cells(figure: go.Figure, codes: Tensor, alike: Tensor, x: str, y: str, first: int, step: int, *, scale: bool, bar: bool, padding: Tensor | None = None) -> None:
-    """Add a heatmap of uint8 codes [rows, columns]: one colour for each code, scale bytes 0x00 and 0xFF and padding as glyphs with a legend entry.
+def cells(figure: go.Figure, codes: Tensor, alike: Tensor, x: str, y: str, first: int, step: int, *,
+          scale: bool, bar: bool, padding: Tensor | None = None) -> None:
+    """Add a heatmap of uint8 codes [rows, columns]: one colour for each code; glyphs for scale bytes 0x00 and 0xFF and for padding.
 
     alike     all codes that must share the colour scale (other panels); first, step: the y of row 0 and between rows
     scale     whether codes are E8M0 bytes, labelled with their value, or plain numbers; bar: whether to add the colour bar
@@ -134,15 +149,18 @@ def cells(figure: go.Figure, codes: Tensor, alike: Tensor, x: str, y: str, first
     labels = [f"{power(t - 127)}<br>{t}" for t in ticks] if scale else [str(t) for t in ticks]
     bar_title = "block scale, and its byte" if scale else "row that the byte comes from"
     figure.add_heatmap(
-        z=z, y0=first, dy=step, xaxis=x, yaxis=y, zmin=low - 0.5, zmax=high + 0.5, colorscale=binades(low, high), showscale=bar, xgap=gap, ygap=gap, hoverongaps=False,
-        hovertemplate=("%{y}, %{x}: %{z}<extra></extra>"),
-        colorbar={"orientation": "h", "y": 0, "yanchor": "top", "ypad": 48, "x": 0, "xanchor": "left", "xpad": 0, "len": 1, "thickness": 10, "outlinewidth": 0, "ticks": "",
-                  "tickvals": ticks, "ticktext": labels, "tickfont": {"size": 11, "color": TEXT},
+        z=z, y0=first, dy=step, xaxis=x, yaxis=y, zmin=low - 0.5, zmax=high + 0.5, colorscale=binades(low, high), showscale=bar,
+        xgap=gap, ygap=gap, hoverongaps=False, hovertemplate="%{y}, %{x}: %{z}<extra></extra>",
+        colorbar={"orientation": "h", "y": 0, "yanchor": "top", "ypad": 48, "x": 0, "xanchor": "left", "xpad": 0, "len": 1,
+                  "thickness": 10, "outlinewidth": 0, "ticks": "", "tickvals": ticks, "ticktext": labels,
+                  "tickfont": {"size": 11, "color": TEXT},
                   "title": {"text": bar_title, "side": "top", "font": {"size": 11, "color": TEXT}}} if bar else None)
     glyphs = [(codes == c, *SPECIAL[c]) for c in special]
     if padding is not None and bool(padding.any()):
         glyphs.append((padding, *PADDING))
+    known = {trace.name for trace in figure.data}
     for where, name, symbol in glyphs:
         at = where.nonzero().tolist()
-        figure.add_scatter(x=[c for _, c in at], y=[first + r * step for r, _ in at], mode="markers", name=name, xaxis=x, yaxis=y, legendgroup=name, showlegend=bar,
-                           marker={"symbol": symbol, "size": 6, "color": TEXT, "line": {"color": TEXT, "width": 1.2}}, hoverinfo="name")
+        figure.add_scatter(x=[c for _, c in at], y=[first + r * step for r, _ in at], mode="markers", name=name, xaxis=x, yaxis=y,
+                           legendgroup=name, showlegend=name not in known, hoverinfo="name",
+                           marker={"symbol": symbol, "size": 6, "color": TEXT, "line": {"color": TEXT, "width": 1.2}})

@@ -9,7 +9,7 @@ from ..diagnosis.finding import RIGHT, STRENGTHS, Diagnosis, Finding, distance
 
 # Colours that work on JupyterLab's light and dark themes and for colour-blind readers; the word always stands beside.
 _COLOURS = {RIGHT: "#1b7f79", "wrong": "#c4572b"}
-_STYLE = "font-family: var(--jp-ui-font-family, sans-serif); max-width: 62em; line-height: 1.45"
+_STYLE = "font-family: var(--jp-ui-font-family, sans-serif); max-width: 62em; line-height: 1.45; padding: 0.2em 0.6em"
 _CELL = "padding: 0.15em 1em 0.15em 0; text-align: left; vertical-align: top; background: none; border: none"
 
 
@@ -27,7 +27,7 @@ def _finding(number: int, f: Finding) -> str:
         rows.append(_row("reports", ", ".join(f.fault.reports)))
     return (f'<div style="margin: 0.8em 0 0 0; border-left: 3px solid {_COLOURS["wrong"]}; padding-left: 0.9em">'
             f'<b>{number}. {escape(f.fault.title)}</b> <span title="{escape(STRENGTHS[f.strength])}" '
-            f'style="border: 1px solid currentColor; border-radius: 3px; padding: 0 0.4em; font-size: 85%">{escape(f.strength)}</span>'
+            f'style="border: 1px solid #808080; border-radius: 3px; padding: 0 0.4em; font-size: 85%">{escape(f.strength)}</span>'
             f'<table style="border-collapse: collapse; margin: 0.3em 0 0 0">{"".join(rows)}</table></div>')
 
 

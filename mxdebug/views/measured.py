@@ -12,7 +12,8 @@ from ..errors import MxdebugError
 from ..recorded import ROOT
 
 H200_MXFP4_CUTLASS_BF16 = ROOT / "measured" / "h200_mxfp4_cutlass_bf16.json"
-_FIELDS = ("size", "fault", "struck", "elements", "differing", "max_ulps", "truth_relative_l2", "truth_cosine", "truth_norm_ratio")
+_FIELDS = ("size", "fault", "struck", "elements", "differing", "kernel_relative_l2",
+           "truth_relative_l2", "truth_cosine", "truth_norm_ratio")
 
 
 def load(file: Path = H200_MXFP4_CUTLASS_BF16) -> dict[str, Any] | None:
@@ -21,43 +22,63 @@ def load(file: Path = H200_MXFP4_CUTLASS_BF16) -> dict[str, Any] | None:
         return None
     record = json.loads(file.read_text())
     if not isinstance(record, dict) or not isinstance(record.get("cases"), list):
-        raise MxdebugError(f"record {file.name}", "an object with a list of cases", type(record).__name__, "a file of another kind or version")
+        raise MxdebugError(f"record {file.name}", "an object with a list of cases", type(record).__name__,
+                           "a file of another kind or version")
     for case in record["cases"]:
         missing = [f for f in _FIELDS if f not in case]
         if missing:
-            raise MxdebugError(f"record {file.name}", f"cases with {', '.join(_FIELDS)}", f"one without {', '.join(missing)}", "written by another version of mxdebug")
+            raise MxdebugError(f"record {file.name}", f"cases with {', '.join(_FIELDS)}", f"one without {', '.join(missing)}",
+                               "written by another version of mxdebug")
     return record
 
 
-def table(record: Mapping[str, Any] | None = None, faults: Sequence[str] | None = None) -> str:
-    """One line a case: the fault and what it struck, how far the GPU's output is from what the checkpoint means, and from the emulation.
+def table(record: Mapping[str, Any] | None = None, faults: Sequence[str] | None = None, each_operand: bool = True) -> str:
+    """One line a case: the fault and what it struck, how far the GPU's output is from the checkpoint's own, and from the emulation.
 
     record  as `mxdebug.verify.measure` returns it; the one that ships with the package by default
     faults  which faults to show, "none" for right calls; all by default
+    each_operand  whether to show a fault also where it strikes one operand alone; if not, the operands are left out of the lines
     """
     record = load() if record is None else record
     if record is None:
         return f"not shown here: {H200_MXFP4_CUTLASS_BF16.name} is not part of this installation"
     cases = [c for c in record["cases"] if faults is None or c["fault"] in faults]
-    struck = max([len("struck"), *(len(_struck(c)) for c in cases)])
-    fault = max([len("fault"), *(len(c["fault"]) for c in cases)])
-    lines = [f"{record['path']}: kernel run on SM{record['sm']}, FlashInfer {record['flashinfer']}, torch {str(record['torch']).split('+')[0]}",
-             f"{'':<{fault + struck + 4}}  output against the checkpoint's own   kernel against emulation",
-             f"  {'fault':<{fault}}  {'struck':<{struck}}  {'relative L2':>11} {'cosine':>8} {'norm ratio':>10}   differing / elements"]
-    for size in dict.fromkeys(c["size"] for c in cases):
-        lines.append(size)
+    if not each_operand:
+        most = {}
         for c in cases:
-            if c["size"] == size:
-                lines.append(f"  {c['fault']:<{fault}}  {_struck(c):<{struck}}  {_number(c['truth_relative_l2'], 11)} {_number(c['truth_cosine'], 8)} "
-                             f"{_number(c['truth_norm_ratio'], 10)}   {c['differing']:>9} / {c['elements']}")
+            key = (c["size"], c["fault"])
+            most[key] = max(most.get(key, 0), len(_operands(c)))
+        cases = [c for c in cases if len(_operands(c)) == most[c["size"], c["fault"]]]
+    columns = {"fault": [c["fault"] for c in cases], "struck": [c["struck"] or "-" for c in cases], "tokens": [_layer(c)[1] for c in cases]}
+    if not each_operand:
+        del columns["struck"]
+    widths = {name: max([len(name), *map(len, texts)]) for name, texts in columns.items()}
+    left = sum(widths.values()) + 2 * len(widths)
+    lines = [f"{record['path']}, run on SM{record['sm']}: FlashInfer {record['flashinfer']}, torch {str(record['torch']).split('+')[0]}",
+             f"{'':<{left}}  kernel against the checkpoint    against emulation",
+             "  " + "  ".join(f"{name:<{w}}" for name, w in widths.items()) + "  relative L2  cosine  norm ratio  bits differ"]
+    for layer in dict.fromkeys(_layer(c)[0] for c in cases):
+        lines.append(layer)
+        for i, c in enumerate(cases):
+            if _layer(c)[0] == layer:
+                texts = [f"{columns[name][i]:<{w}}" for name, w in widths.items()]
+                texts += [_number(c["truth_relative_l2"], 11), _number(c["truth_cosine"], 6), _number(c["truth_norm_ratio"], 10)]
+                lines.append("  " + "  ".join(texts) + f"  {c['differing']:>5} of {c['elements']}")
     total, differing = sum(c["elements"] for c in cases), sum(c["differing"] for c in cases)
-    most = max((c["max_ulps"] for c in cases if c["differing"]), default=0)
-    lines.append(f"kernel and emulation: {total - differing} of {total} elements are bit-identical" + (f"; the others differ by at most {most} ulp" if differing else ""))
+    furthest = max((c["kernel_relative_l2"] for c in cases), default=0.0)
+    lines.append(f"kernel and emulation: {total - differing} of {total} numbers bit-identical; "
+                 f"relative L2 of any call at most {furthest:.6f}")
     return "\n".join(lines)
 
 
-def _struck(case: Mapping[str, Any]) -> str:
-    return case["struck"] or "-"
+def _operands(case: Mapping[str, Any]) -> list[str]:
+    return [name for name in case["struck"].split(", ") if name]
+
+
+def _layer(case: Mapping[str, Any]) -> tuple[str, str]:
+    """A size's name in two: the layer, and the tokens with what else the call states."""
+    experts, shape, *rest = case["size"].split(", ")
+    return f"{experts}, {shape}", ", ".join(rest)
 
 
 def _number(value: float | None, width: int) -> str:

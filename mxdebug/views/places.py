@@ -53,13 +53,13 @@ class Places:
 
     def __str__(self) -> str:
         rows, columns = self.logical.shape
-        lines = [f"{self.title}: rows {self.first_row} to {self.first_row + rows - 1} of {self.shape[0]}, {columns} columns, "
+        lines = [f"rows {self.first_row} to {self.first_row + rows - 1} of {self.shape[0]}, {columns} columns, "
                  f"fill bytes {self.first_offset} to {self.first_offset + self.physical.numel() - 1} in memory"]
         for m in self.marks:
             value = f", value {int(self.logical[m.row - self.first_row, m.column])}" if self.colour == SCALE else ""
             lines.append(f"  {m.letter}: row {m.row:>3}, column {m.column:>2} -> byte {m.offset:>4}{value}")
-        linear = self.marks[0].row * self.shape[1] + self.marks[0].column
-        lines.append(f"  in linear order {self.marks[0].letter} would be byte {linear}")
+        for m in self.marks[:1]:
+            lines.append(f"  in linear order {m.letter} would be byte {m.row * self.shape[1] + m.column}")
         return "\n".join(lines)
 
 
@@ -69,18 +69,20 @@ def _places(layout: Layout, shape: tuple[int, int], rows: range, line: int, at: 
     shown = offsets[rows.start: rows.stop]
     first = int(shown.min())
     if int(shown.max()) - first + 1 != shown.numel() or shown.numel() % line:
-        raise MxdebugError("rows to show", f"whole tiles of layout {layout.name} ({layout.tile[0]} rows), in lines of {line} bytes", f"rows {rows.start} to {rows.stop - 1}")
+        raise MxdebugError("rows to show", f"whole tiles of layout {layout.name} ({layout.tile[0]} rows), in lines of {line} bytes",
+                           f"rows {rows.start} to {rows.stop - 1}")
     marks = []
     for letter, (row, column) in zip(LETTERS, at):
         if row not in rows or not 0 <= column < shape[1]:
-            raise MxdebugError("mark", f"rows {rows.start} to {rows.stop - 1}, columns below {shape[1]}", f"({row}, {column})")
+            raise MxdebugError("byte to mark", f"rows {rows.start} to {rows.stop - 1}, columns below {shape[1]}", f"({row}, {column})")
         offset = int(offsets[row, column])
         marks.append(Mark(letter, row, column, offset, *divmod(offset - first, line)))
-    return Places(title, layout.name, shape, rows.start, first, logical[rows.start: rows.stop], physical.flatten()[first: first + shown.numel()].reshape(-1, line),
-                  colour, tuple(marks))
+    in_memory = physical.flatten()[first: first + shown.numel()].reshape(-1, line)
+    return Places(title, layout.name, shape, rows.start, first, logical[rows.start: rows.stop], in_memory, colour, tuple(marks))
 
 
-def of_scales(layout: Layout, logical: Tensor, physical: Tensor, rows: range, at: Sequence[tuple[int, int]], *, title: str, line: int = 16) -> Places:
+def of_scales(layout: Layout, logical: Tensor, physical: Tensor, rows: range, at: Sequence[tuple[int, int]], *,
+              title: str, line: int = 16) -> Places:
     """Block scales before and after a layout.
 
     logical   uint8 [rows, columns] of one expert; physical: its bytes as the kernel gets them, any shape
@@ -90,11 +92,13 @@ def of_scales(layout: Layout, logical: Tensor, physical: Tensor, rows: range, at
     """
     shape = (logical.shape[0], logical.shape[1])
     if not torch.equal(layout.pack(logical).flatten(), physical.flatten()):
-        raise MxdebugError("physical bytes", f"the logical matrix in layout {layout.name}", "other bytes", "another layout, expert or row order")
+        raise MxdebugError("physical bytes", f"the logical matrix in layout {layout.name}", "other bytes",
+                           "another layout, expert or row order")
     return _places(layout, shape, rows, line, at, title, SCALE, logical, physical)
 
 
-def of_rows(layout: Layout, shape: tuple[int, int], rows: range, at: Sequence[tuple[int, int]], *, title: str, line: int = 32) -> Places:
+def of_rows(layout: Layout, shape: tuple[int, int], rows: range, at: Sequence[tuple[int, int]], *,
+            title: str, line: int = 32) -> Places:
     """Where the bytes of each row go; for payloads, whose values would look like noise. shape: rows, columns in bytes."""
     source = (torch.arange(shape[0])[:, None] - rows.start).clamp(0, len(rows) - 1).to(torch.uint8).expand(shape).contiguous()
     physical = torch.empty(shape[0] * shape[1], dtype=torch.uint8)
@@ -104,28 +108,29 @@ def of_rows(layout: Layout, shape: tuple[int, int], rows: range, at: Sequence[tu
 
 def draw(p: Places) -> go.Figure:
     """Two heatmaps side by side, cell for byte."""
-    marked = f"Letters mark the same {'byte' if len(p.marks) == 1 else 'bytes'} in both."
-    if p.colour == SCALE:
-        says = f"Left: one cell a block of 32 weights, coloured by its block scale. Right: the same bytes in the order in which they lie in memory. {marked}"
-    else:
-        says = f"Left: one cell a byte of the payload (two weights), coloured by its row. Right: the same bytes in the order in which they lie in memory. {marked}"
+    cell = "a block of 32 weights, coloured by its block scale"
+    if p.colour == ROW:
+        cell = "a byte of the payload (two weights), coloured by its row"
+    says = f"Left: one cell {cell}. Right: the same bytes in the order in which they lie in memory. Letters mark the same bytes in both."
     rows, columns = p.logical.shape
     lines, places = p.physical.shape
     figure = figures.figure(p.title, says, plot=figures.cell_height(max(rows, lines)), below=figures.BELOW_CELLS)
     both = torch.cat([p.logical.flatten(), p.physical.flatten()])
     panels = ((p.logical, "x", "y", p.first_row, 1, [(m.letter, m.column, m.row) for m in p.marks]),
-              (p.physical, "x2", "y2", p.first_offset, p.physical.shape[1], [(m.letter, m.place, p.first_offset + m.line * p.physical.shape[1]) for m in p.marks]))
+              (p.physical, "x2", "y2", p.first_offset, places, [(m.letter, m.place, p.first_offset + m.line * places) for m in p.marks]))
     for i, (codes, x, y, first, step, marks) in enumerate(panels):
         figures.cells(figure, codes, both, x, y, first, step, scale=p.colour == SCALE, bar=i == 0)
-        figure.add_scatter(x=[m[1] for m in marks], y=[m[2] for m in marks], text=[m[0] for m in marks], mode="markers+text", xaxis=x, yaxis=y,
-                           marker={"size": 16, "color": "white", "line": {"color": "black", "width": 1.5}}, textfont={"color": "black", "size": 12},
-                           hoverinfo="skip", showlegend=False)
+        figure.add_scatter(x=[m[1] for m in marks], y=[m[2] for m in marks], text=[m[0] for m in marks], mode="markers+text",
+                           xaxis=x, yaxis=y, marker={"size": 16, "color": "white", "line": {"color": "black", "width": 1.5}},
+                           textfont={"color": "black", "size": 12}, hoverinfo="skip", showlegend=False)
     end = p.first_offset + (lines - 0.5) * places
     figure.update_layout(
         xaxis=figures.plain_axis(domain=[0, 0.42], title="column", range=[-0.5, columns - 0.5]),
-        yaxis=figures.plain_axis(title="row", range=[p.first_row + rows - 0.5, p.first_row - 0.5], tickvals=_ticks(p.first_row, rows, 1)),
+        yaxis=figures.plain_axis(title="row", tickvals=_ticks(p.first_row, rows, 1),
+                                 range=[p.first_row + rows - 0.5, p.first_row - 0.5]),
         xaxis2=figures.plain_axis(domain=[0.56, 1], title=f"byte within a line of {places}", anchor="y2", range=[-0.5, places - 0.5]),
-        yaxis2=figures.plain_axis(anchor="x2", title="first byte of the line", tickvals=_ticks(p.first_offset, lines, places), range=[end, p.first_offset - 0.5 * places]))
+        yaxis2=figures.plain_axis(title="first byte of the line", anchor="x2", tickvals=_ticks(p.first_offset, lines, places),
+                                  range=[end, p.first_offset - 0.5 * places]))
     figures.heading(figure, 0, "logical")
     figures.heading(figure, 0.56, "physical: in memory")
     return figure

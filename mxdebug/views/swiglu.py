@@ -34,7 +34,8 @@ class Curves:
         return "\n".join(lines)
 
 
-def curves(activation: Activation, examples: tuple[tuple[float, float], ...] = ((2.0, -3.0), (4.0, 1.0), (-4.0, 4.0)), fixed: float = 1.0, expert: int = 0) -> Curves:
+def curves(activation: Activation, examples: tuple[tuple[float, float], ...] = ((2.0, -3.0), (4.0, 1.0), (-4.0, 4.0)),
+           fixed: float = 1.0, expert: int = 0) -> Curves:
     """Evaluate one expert's activation in float64."""
     def out(gate: Tensor | float, up: Tensor | float) -> Tensor:
         gate, up = torch.broadcast_tensors(torch.as_tensor(gate, dtype=torch.float64), torch.as_tensor(up, dtype=torch.float64))
@@ -45,18 +46,20 @@ def curves(activation: Activation, examples: tuple[tuple[float, float], ...] = (
     def rounded(t: Tensor) -> tuple[float, ...]:
         return tuple(round(v, 4) for v in t.tolist())  # the figure must be the same on every machine
 
-    return Curves(tuple(inputs.tolist()), rounded(out(inputs, fixed)), rounded(out(fixed, inputs)), fixed, activation.parameter("limit", expert),
-                  tuple((g, u, out(g, u).item(), out(u, g).item()) for g, u in examples))
+    return Curves(tuple(inputs.tolist()), rounded(out(inputs, fixed)), rounded(out(fixed, inputs)), fixed,
+                  activation.parameter("limit", expert), tuple((g, u, out(g, u).item(), out(u, g).item()) for g, u in examples))
 
 
 def draw(c: Curves) -> go.Figure:
     """The two curves side by side, on one vertical scale."""
     limit = "" if c.limit is None else f" Both stop at the limit {c.limit:g}: gate from above only, up on both sides."
-    figure = figures.figure("Gate is a switch, up is the signal", f"Left: below 0, gate switches the output off. Right: the output follows up in a straight line.{limit} "
-                            "So a kernel that takes one for the other computes something else, of a similar size.", plot=230)
+    figure = figures.figure(
+        "Gate is a switch, up is the signal",
+        f"Left: below 0, gate switches the output off. Right: the output follows up in a straight line.{limit} "
+        "So a kernel that takes one for the other computes something else, of a similar size.", plot=230)
     for axis, values, name, colour, dash in (("", c.by_gate, "gate", figures.GATE, "solid"), ("2", c.by_up, "up", figures.UP, "dash")):
-        figure.add_scatter(x=list(c.inputs), y=list(values), mode="lines", line={"color": colour, "width": 3, "dash": dash}, xaxis=f"x{axis}", yaxis="y",
-                           hovertemplate=f"{name} %{{x}}: %{{y}}<extra></extra>")
+        figure.add_scatter(x=list(c.inputs), y=list(values), mode="lines", line={"color": colour, "width": 3, "dash": dash},
+                           xaxis=f"x{axis}", yaxis="y", hovertemplate=f"{name} %{{x}}: %{{y}}<extra></extra>")
     grid = {"showgrid": True, "gridcolor": figures.GRID, "zeroline": True, "zerolinecolor": figures.TEXT, "zerolinewidth": 1}
     input_axis = {**grid, "tickvals": [-8, -4, 0, 4, 8]}
     figure.update_layout(

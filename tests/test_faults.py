@@ -1,0 +1,242 @@
+"""Does every fault of the catalogue do what its record says, and is it named when it is injected?
+
+Singles, on every position and every operand that they can strike; then pairs and triples. A fault that is injected must be named,
+on the operands that it struck, as proved where bytes prove it; and nothing else may be named.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from making import CONTRACT, POSITIONS, call_of, checkpoint_layer, diagnosed, found, situation
+from torch import Tensor
+
+from mxdebug.diagnosis import CONSISTENT, PROVED, Diagnosis, diagnose
+from mxdebug.diagnosis.outputs import restrict
+from mxdebug.errors import MxdebugError
+from mxdebug.faults import (CALL_FAULTS, FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, OUTPUT_FAULTS, PARAMETER_FAULTS, Fault, KernelChange, Situation,
+                            fault)
+from mxdebug.metrics import compare
+from mxdebug.recipes import RECIPES
+from mxdebug.reference import Parallel
+
+FULL = ("gptoss-192", "gptoss-tp1", "8-experts-ep1")  # every operand alone, and all together
+BRIEF = ("minimax", "gptoss-192-tp1")  # all together, and one alone
+
+
+# -- the records ------------------------------------------------------------------------------------------------
+
+
+def test_catalogue() -> None:
+    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *OUTPUT_FAULTS, *KERNEL_FAULTS)]
+    assert len(FAULTS) == sum(map(len, (OPERAND_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS)))  # no id twice
+    assert len({f.title for f in FAULTS.values()}) == len(FAULTS)
+    assert fault("scales-128x4") is FAULTS["scales-128x4"]
+    with pytest.raises(MxdebugError, match="fault: expected one of rows-gate-up, .*, got 'scales-64x4'"):
+        fault("scales-64x4")
+
+
+@pytest.mark.parametrize("id", FAULTS)
+def test_record_is_complete(id: str) -> None:
+    f = FAULTS[id]
+    assert f.title and f.gives_away and f.needs and f.fix and f.strikes
+    assert set(f.strikes) <= set(OPERANDS) or f.strikes in (("call",), ("kernel",))
+    assert all(len(text) < 160 and "\n" not in text for text in (f.title, f.gives_away, f.needs))
+    assert all("#" in r for r in f.reports)
+    assert (f.change is not None) == (f in KERNEL_FAULTS)
+    if f.slots:  # the slots that give a fault away belong to no other fault of the same operands
+        same = [g for g in OPERAND_FAULTS if g.slots == f.slots and set(g.strikes) & set(f.strikes)]
+        assert same == [f]
+
+
+def test_a_fault_cannot_strike_what_it_does_not_list() -> None:
+    with pytest.raises(MxdebugError, match="operand for fault scales-128x4: expected one of w13_scale, w2_scale, got 'w13'"):
+        FAULTS["scales-128x4"].injected(situation("gptoss"), ("w13",))
+
+
+@pytest.mark.parametrize(("id", "position", "words"), [
+    ("padding-at-end", "gptoss", "a size that needs padding"), ("padding-not-zero", "minimax", "a size that needs padding"), ("wrong-tp-slice", "gptoss", "tp_size above 1"),
+    ("wrong-ep-slice", "gptoss", "ep_size above 1"), ("ep-rank", "gptoss", "ep_size above 1"), ("bias-missing", "minimax", "a checkpoint with biases"),
+    ("bias-unexpected", "gptoss", "a checkpoint without biases"), ("contract-broken", "minimax", "a checkpoint with biases")])
+def test_a_fault_says_where_it_cannot_strike(id: str, position: str, words: str) -> None:
+    with pytest.raises(MxdebugError) as error:
+        FAULTS[id].injected(situation(position))
+    assert error.value.operand == f"situation for fault {id}" and error.value.expected == words
+
+
+def test_lost_parameters_need_a_checkpoint_that_states_them() -> None:
+    s = situation("minimax")
+    plain = replace(s, activation=replace(s.activation, alpha=None, beta=None, limit=None))
+    with pytest.raises(MxdebugError, match="a checkpoint that states alpha"):
+        FAULTS["swiglu-alpha-lost"].injected(plain)
+
+
+# -- situations -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_right_situation_emulates_to_itself(position: str) -> None:
+    arguments, output = situation(position).build()
+    assert compare(CONTRACT.emulate(arguments), output).bit_identical and torch.isfinite(output).all() and output.any()
+
+
+def changed(a: dict, b: dict) -> set[str]:
+    """Operand keys and argument names in which two calls differ."""
+    out = set()
+    for o in CONTRACT.operands:
+        x, y = o.get(a), o.get(b)
+        if (x is None) != (y is None) or (x is not None and not torch.equal(x.flatten(), y.flatten())):
+            out.add(o.key)
+    covered = {o.argument.partition("[")[0] for o in CONTRACT.operands}
+    for name in a.keys() - covered:
+        x, y = a[name], b[name]
+        same = torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y or (not isinstance(x, Tensor) and x == y)
+        if not same:
+            out.add(name)
+    return out
+
+
+@pytest.mark.parametrize("id", [f.id for f in OPERAND_FAULTS])
+def test_operand_fault_changes_the_operands_that_it_strikes_and_no_other(id: str) -> None:
+    for position in ("gptoss-192-tp1", "8-experts-ep1", "minimax"):
+        right = situation(position)
+        before = right.arguments()
+        for keys in subsets(FAULTS[id]):
+            try:
+                after = FAULTS[id].injected(right, keys).arguments()
+            except MxdebugError:
+                continue
+            struck = keys[:1] if id == "operand-of-another-expert" else keys
+            assert changed(before, after) <= set(struck) | (set(("w13_bias", "w2_bias")) if id == "bias-unexpected" else set())
+            assert right.arguments().keys() == after.keys() and changed(before, right.arguments()) == set()  # the right one stays right
+
+
+@pytest.mark.parametrize("id", [f.id for f in (*PARAMETER_FAULTS, *CALL_FAULTS)])
+def test_call_fault_changes_its_argument_only(id: str) -> None:
+    s = situation("8-experts-ep1")
+    want = {"ep-rank": {"ep_rank"}, "router-squared": {"token_final_scales"},
+            "activation-kind": {"activation_type", "swiglu_alpha", "swiglu_beta", "swiglu_limit"}}.get(id, {"_".join(id.split("-")[:2])})
+    assert changed(s.arguments(), FAULTS[id].injected(s).arguments()) == want
+
+
+@pytest.mark.parametrize("id", [f.id for f in KERNEL_FAULTS] + ["output-unwritten"])
+def test_kernel_fault_changes_the_output_only(id: str) -> None:
+    s = situation("gptoss-tp1" if id == "kernel-bias-on-every-rank" else "8-experts-ep1", tokens=16)
+    right, output = s.build()
+    arguments, wrong = FAULTS[id].injected(s).build()
+    assert changed(right, arguments) == set() and not torch.equal(wrong, output)
+
+
+def test_refused_call_is_a_crash_dump() -> None:
+    """One bias without the other: the kernel refuses the call, so there is no output."""
+    arguments, output = FAULTS["contract-broken"].injected(situation("gptoss")).build()
+    assert output is None and arguments["fc2_expert_biases"] is None and arguments["fc1_expert_biases"] is not None
+    with pytest.raises(MxdebugError, match="biases"):
+        CONTRACT.decode(arguments)
+
+
+def test_kernel_changes_stack_in_order() -> None:
+    twice = KernelChange(router=torch.square).then(KernelChange(router=lambda r: r + 1))
+    assert twice.router(torch.tensor(3.0)).item() == 10.0
+
+
+def test_restricting_a_call_to_tokens_changes_no_number() -> None:
+    """The same rows, however experts are renumbered, on whatever rank, with scales of any shape, down to one expert."""
+    for position in ("8-experts-ep1", "gptoss", "8-experts-tp1-ep1"):
+        arguments, output = situation(position, tokens=20).build()
+        flat = {**arguments, "quant_scales": [t.flatten() for t in arguments["quant_scales"]]}
+        for a, tokens in itertools.product((arguments, flat), ([0, 3, 7], [5], list(range(20)))):
+            small = restrict(CONTRACT, a, torch.tensor(tokens))
+            assert small["input"].shape[0] == len(tokens) and CONTRACT.decode(small).experts <= CONTRACT.decode(a).experts
+            assert torch.equal(CONTRACT.emulate(small), output[tokens])
+    arguments, output = situation("gptoss", tokens=20, top_k=1).build()
+    one = restrict(CONTRACT, arguments, torch.tensor([4]))
+    assert CONTRACT.decode(one).experts == 1 and torch.equal(CONTRACT.emulate(one), output[4:5])
+
+
+# -- what is injected is named: singles -------------------------------------------------------------------------
+
+
+def subsets(f: Fault, brief: bool = False) -> list[tuple[str, ...]]:
+    """All operands that a fault can strike, and each alone (only one, seeded by the id, if brief)."""
+    keys = tuple(k for k in f.strikes if k in OPERANDS)
+    singles = [(k,) for k in keys] if len(keys) > 1 else []
+    return [keys, *(random.Random(f.id).sample(singles, min(1, len(singles))) if brief else singles)]
+
+
+@functools.cache
+def right(position: str) -> tuple[Situation, dict, Tensor]:
+    s = situation(position)
+    return s, *s.build()
+
+
+def expected(f: Fault, keys: tuple[str, ...], struck: set[str], p: Parallel) -> dict[str, set[str]]:
+    """Fault id -> operand keys that a diagnosis must name for a fault that changed `struck`: mostly itself, on all of them."""
+    readable = struck - ({"w2_bias"} if p.tp_rank else set())  # the w2 bias is read on tp_rank 0 only
+    weights = {"w13", "w13_scale", "w2", "w2_scale"}
+    if f.id == "contract-broken" or (f.id == "bias-missing" and len(keys) == 1):
+        return {"contract-broken": set()}  # one bias without the other
+    if f.id == "bias-unexpected":
+        return {f.id: set(keys)} if set(keys) & readable else {}
+    if f.id == "ep-rank":
+        return {f.id: set(OPERANDS)}  # every operand is another rank's
+    if f.id == "experts-rolled" and not weights <= struck:
+        return {"operand-of-another-expert": readable} if readable else {}  # out of step with the others
+    if f.id == "wrong-ep-slice" and weights <= struck:
+        return {"ep-rank": readable}  # all of them: then it is the stated rank that is wrong
+    return {f.id: readable} if readable or not struck else {}
+
+
+# At 4 scale columns (128 elements of w2) a tile of 8x4 is linear: pairs of faults that are the same bytes.
+TWINS = {"scales-8x4": "scales-not-folded", "scales-8x4-of-fold": "scales-fold-of-8x4"}
+
+
+def check_named(position: str, f: Fault, keys: tuple[str, ...]) -> bool:
+    """Inject, diagnose, and check what is named; False where the fault cannot strike here, or changes no byte."""
+    s, before, output = right(position)
+    try:
+        arguments, wrong = f.injected(s, keys).build()
+    except MxdebugError as error:
+        assert "situation for fault" in error.operand or "rows in order" in error.operand, str(error)
+        return False
+    differing = changed(before, arguments)
+    struck = differing & set(OPERANDS)
+    d = diagnose(call_of(arguments, wrong), checkpoint_layer(POSITIONS[position][0]))
+    context = f"{position}, {f.id} on {keys}: {d}"
+    hidden = s.layer.hidden
+    if not differing and torch.equal(wrong, output) or f.id == "padding-not-zero" and torch.equal(wrong[:, :hidden], output[:, :hidden]):
+        assert d.ok and not d.findings, context
+        return False
+    want, got = expected(f, keys, struck, s.parallel), {id: set(k) for id, k in found(d).items()}
+    if not want:
+        assert d.ok, context
+        return True
+    strength = CONSISTENT if f.id == "router-squared" or (f.id == "scales-cast-by-value" and not any(
+        CONTRACT.operand(k).get(arguments).any() for k in struck)) else PROVED  # zeros are what unwritten memory holds, too
+    if s.plan.forms["w2_scale"].padded_columns == 4 and struck == {"w2_scale"}:
+        for id, twin in (*TWINS.items(), *((b, a) for a, b in TWINS.items())):
+            if f.id == id:
+                want, strength = {min(id, twin, key=lambda i: i not in got): struck}, CONSISTENT
+    assert got == want, context
+    assert d.verdict == ("crash dump" if wrong is None else "wrong"), context
+    for finding in d.findings:
+        assert finding.strength == strength, context
+        assert finding.evidence and finding.where and (finding.fault.title in d.summary or wrong is None), context
+        if wrong is not None:
+            assert finding.effect is not None and (finding.effect > 0.0 or torch.equal(wrong, output)), context
+    return True
+
+
+WHERE = [*((p, False) for p in FULL), *((p, True) for p in BRIEF)]
+
+
+@pytest.mark.parametrize("id", [f.id for f in (*OPERAND_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS)] + ["contract-broken"])
+def test_single_fault_is_named_and_nothing_else(id: str) -> None:
+    struck = [check_named(position, FAULTS[id], keys) for position, brief in WHERE for keys in subsets(FAULTS[id], brief)]
+    assert sum(struck) >= 1
