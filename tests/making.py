@@ -46,13 +46,18 @@ def checkpoint_layer(name: str) -> CheckpointLayer:
     return open_checkpoint(recorded.ROOT / "checkpoints" / name).layer()
 
 
-def situation(position: str, *, tokens: int = 12, top_k: int = 2, seed: int = 0, magnitude: float = 3.0) -> Situation:
-    """A right call. At magnitude 3 pre-activations go beyond the limit of 7 on both sides, so that a lost limit shows."""
+def situation(position: str, *, tokens: int = 12, top_k: int = 2, seed: int = 0, magnitude: float = 3.0, few: bool = False) -> Situation:
+    """A right call. At magnitude 3 pre-activations go beyond the limit of 7 on both sides, so that a lost limit shows.
+
+    few: use only the first two experts of this rank, and one of another rank; emulation is then twice as fast.
+    """
     name, parallel = POSITIONS[position]
     chosen = checkpoint_layer(name)
     g = torch.Generator().manual_seed(seed)
     x = (torch.randn(tokens, chosen.layer.hidden, generator=g) * magnitude).bfloat16()
-    ids = torch.stack([torch.randperm(chosen.layer.experts, generator=g)[:top_k] for _ in range(tokens)]).int() if tokens else torch.zeros(0, top_k).int()
+    first = parallel.ep_rank * (chosen.layer.experts // parallel.ep_size)
+    pool = torch.tensor([first, first + 1, *([(first + chosen.layer.experts // parallel.ep_size) % chosen.layer.experts] if parallel.ep_size > 1 else [])]) if few else torch.arange(chosen.layer.experts)
+    ids = torch.stack([pool[torch.randperm(len(pool), generator=g)[:top_k]] for _ in range(tokens)]).int() if tokens else torch.zeros(0, top_k).int()
     router = torch.softmax(torch.randn(tokens, top_k, generator=g), -1)
     return Situation.right(recipe("vllm", PATH, chosen.kind), chosen.layer, x, ids, router, parallel)
 

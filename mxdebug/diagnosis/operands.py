@@ -144,14 +144,14 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
           blank: Mapping[str, bool]) -> tuple[list[Finding], dict[tuple[str, str], Tensor | None], list[str]]:
     """Turn recovered forms into findings, grouped by fault; operands that share a fault share a finding. blank: operands that are all zeros."""
     struck: dict[str, list[str]] = {}
-    notes: dict[str, list[str]] = {}
+    notes: dict[str, dict[str, list[str]]] = {}  # fault id -> what was seen -> the operands in which it was seen
     unsure: dict[str, set[str]] = {}
     ambiguous: list[str] = []
 
     def strike(fault: str, key: str, note: str = "") -> None:
         struck.setdefault(fault, []).append(key)
         if note:
-            notes.setdefault(fault, []).append(note)
+            notes.setdefault(fault, {}).setdefault(note, []).append(contract.operand(key).title)
 
     for key, r in recovered.items():
         title = contract.operand(key).title
@@ -165,27 +165,28 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
                 if any(getattr(form, slot) != found for form in r.alternatives) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
         if r.permutation is not None:
-            strike("rows-unnamed", key, f"{title}: {_describe(r.permutation, r.form)}")
+            strike("rows-unnamed", key, _describe(r.permutation, r.form))
         if r.tp_rank != r.expected_tp_rank:
-            strike("wrong-tp-slice", key, f"{title} holds rank {r.tp_rank}'s slice, the call is tp_rank {r.expected_tp_rank}")
+            strike("wrong-tp-slice", key, f"holds rank {r.tp_rank}'s slice, the call is tp_rank {r.expected_tp_rank}")
         if r.alternatives:
             ambiguous.append(f"{title}: {len(r.alternatives)} other reading(s) explain the same bytes, e.g. "
                              + ", ".join(s.name for s in r.alternatives[0].stages) + "; this data cannot tell them apart")
         if blank[key]:
             ambiguous.append(f"{title}: every byte is zero, which memory that was never written also gives")
     moved = {k: r.experts for k, r in recovered.items() if r.explained > 0 and any(e >= 0 and e != w for e, w in zip(r.experts, r.expected_experts))}
-    _experts(moved, contract, source, strike)
+    _experts(moved, source, strike)
     several = {k for keys in struck.values() for k in keys if sum(k in other for other in struck.values()) > 1}
     alone = {(id, k): _alone(id, recovered[k], source) for id, keys in struck.items() for k in keys if k in several}
     # An operand that proves a fault speaks for those that could be read otherwise too.
-    return [_finding(id, keys, contract, recovered, notes.get(id, ()), unsure.get(id) == set(keys)) for id, keys in struck.items()], alone, ambiguous
+    return [_finding(id, keys, contract, recovered, notes.get(id, {}), unsure.get(id) == set(keys)) for id, keys in struck.items()], alone, ambiguous
 
 
-def _finding(id: str, keys: list[str], contract: Contract, recovered: Mapping[str, Recovered], notes: Sequence[str], unsure: bool) -> Finding:
+def _finding(id: str, keys: list[str], contract: Contract, recovered: Mapping[str, Recovered], notes: Mapping[str, Sequence[str]], unsure: bool) -> Finding:
     n = len(recovered[keys[0]].experts)
     partial = [k for k in keys if not recovered[k].complete]
     share = f"every expert ({n})" if not partial else ", ".join(f"{sum(e >= 0 for e in recovered[k].experts)} of {n} experts in {contract.operand(k).title}" for k in partial)
-    evidence = "; ".join(notes) or f"bytes equal the checkpoint's in this form, for {share}"
+    evidence = "; ".join(text if len(notes) == 1 else f"{', '.join(titles)}: {text}" for text, titles in notes.items())
+    evidence = evidence or f"bytes equal the checkpoint's in this form, for {share}"
     if unsure:
         evidence += "; not in this form alone, see below"
     return Finding(FAULTS[id], CONSISTENT if unsure else PROVED, ", ".join(contract.operand(k).title for k in keys), evidence)
@@ -209,7 +210,7 @@ def _fault_of(slot: str, value: Any, key: str) -> Fault:
     return FAULTS["layout-other" if slot == "layout" else "rows-unnamed"]
 
 
-def _experts(moved: Mapping[str, tuple[int, ...]], contract: Contract, source: Source, strike: Callable[[str, str, str], None]) -> None:
+def _experts(moved: Mapping[str, tuple[int, ...]], source: Source, strike: Callable[[str, str, str], None]) -> None:
     """Experts that are not where they should be: the whole layer of another rank, all operands rolled alike, or one out of step."""
     if not moved:
         return
@@ -218,15 +219,15 @@ def _experts(moved: Mapping[str, tuple[int, ...]], contract: Contract, source: S
     maps = set(moved.values())
     together = len(maps) == 1 and weights <= set(moved)
     for key, experts in moved.items():
-        title, shown = contract.operand(key).title, ",".join("?" if e < 0 else str(e) for e in experts[:8]) + (",..." if local > 8 else "")
+        shown = ",".join("?" if e < 0 else str(e) for e in experts[:8]) + (",..." if local > 8 else "")
         rank, rest = divmod(experts[0], local)
         whole_rank = rest == 0 and experts == tuple(range(experts[0], experts[0] + local))
         if together and whole_rank and p.ep_size > 1:
-            strike("ep-rank", key, f"{title} holds experts {shown}: those of rank {rank}, but ep_rank is {p.ep_rank}")
+            strike("ep-rank", key, f"experts {shown} stand here: those of rank {rank}, but ep_rank is {p.ep_rank}")
         elif whole_rank and p.ep_size > 1:
-            strike("wrong-ep-slice", key, f"{title} holds experts {shown}: those of rank {rank}, but ep_rank is {p.ep_rank}")
+            strike("wrong-ep-slice", key, f"experts {shown} stand here: those of rank {rank}, but ep_rank is {p.ep_rank}")
         else:
-            strike("experts-rolled" if together else "operand-of-another-expert", key, f"{title} holds experts {shown} of the checkpoint")
+            strike("experts-rolled" if together else "operand-of-another-expert", key, f"the checkpoint's experts {shown} stand here, in this order")
 
 
 def _describe(permutation: Tensor, form: Form) -> str:

@@ -15,8 +15,8 @@ RECIPES: tuple[Recipe, ...] = vllm.RECIPES
 def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
     """The recipe of an engine for a path and a checkpoint kind.
 
-    Raises MxdebugError with all recipes that exist where there is none: a missing branch that fell through to another
-    backend's was vLLM's bug #51038.
+    Raises MxdebugError with all recipes that exist where there is none: this branch was missing in vLLM (#51038), and a
+    conversion that is left out silently is flashinfer#3334.
     """
     for r in RECIPES:
         if (r.engine, r.path, r.checkpoint) == (engine, path, checkpoint):
