@@ -27,7 +27,7 @@ from mxdebug.recipes import RECIPES
 from mxdebug.reference import Parallel
 
 FULL = ("gptoss-192", "gptoss-tp1", "8-experts-ep1")  # every operand alone, and all together
-BRIEF = ("minimax", "gptoss-192-tp1")  # all together, and one alone
+BRIEF = ("minimax", "gptoss-192-tp1")  # all together
 
 
 # -- the records ------------------------------------------------------------------------------------------------
@@ -164,10 +164,12 @@ def test_restricting_a_call_to_tokens_changes_no_number() -> None:
 
 
 def subsets(f: Fault, brief: bool = False) -> list[tuple[str, ...]]:
-    """All operands that a fault can strike, and each alone (only one, seeded by the id, if brief)."""
+    """All operands that a fault can strike, and (unless brief) each alone."""
     keys = tuple(k for k in f.strikes if k in OPERANDS)
     singles = [(k,) for k in keys] if len(keys) > 1 else []
-    return [keys, *(random.Random(f.id).sample(singles, min(1, len(singles))) if brief else singles)]
+    if f.id == "operand-of-another-expert":  # strikes one at a time
+        return singles[:1] if brief else singles
+    return [keys] if brief else [keys, *singles]
 
 
 @functools.cache
@@ -222,7 +224,8 @@ def check_named(position: str, f: Fault, keys: tuple[str, ...]) -> bool:
     if s.plan.forms["w2_scale"].padded_columns == 4 and struck == {"w2_scale"}:
         for id, twin in (*TWINS.items(), *((b, a) for a, b in TWINS.items())):
             if f.id == id:
-                want, strength = {min(id, twin, key=lambda i: i not in got): struck}, CONSISTENT
+                want = {min(id, twin, key=lambda i: i not in got): struck}
+                assert any("at this size the same bytes as" in line for line in d.open), context
     assert got == want, context
     assert d.verdict == ("crash dump" if wrong is None else "wrong"), context
     for finding in d.findings:
@@ -274,7 +277,8 @@ def stacks(count: int, size: int) -> Iterator[tuple[str, list[tuple[Fault, tuple
             s, arguments, _ = right(position)
             for f, keys in chosen:
                 before, s = s.arguments(), f.injected(s, keys)
-                if not changed(before, s.arguments()) or (s.parallel.tp_rank and "w2_bias" in keys):
+                twin = s.parallel.tp_rank and "w2_scale" in keys and f.id in (*TWINS, *TWINS.values())
+                if not changed(before, s.arguments()) or twin or (s.parallel.tp_rank and "w2_bias" in keys):
                     raise MxdebugError(f.id, "a change that the kernel reads", "none")
         except MxdebugError:
             continue
@@ -315,7 +319,7 @@ def reproduces(d: Diagnosis, s: Situation, wrong: Tensor, at_most: int) -> bool:
     return len(d.findings) <= at_most and compare(s.build()[1], wrong).bit_identical
 
 
-@pytest.mark.parametrize("position", ["gptoss-tp1", "8-experts-ep1", "minimax"])
+@pytest.mark.parametrize("position", ["gptoss-tp1", "8-experts-ep1"])
 @pytest.mark.parametrize("id", [f.id for f in KERNEL_FAULTS])
 def test_broken_kernel_is_named_from_its_output(id: str, position: str) -> None:
     """Operands and parameters are right: only the output can say it. Where another computation gives nearly the same, it is named, too."""
@@ -340,8 +344,8 @@ def test_every_broken_kernel_shows_somewhere() -> None:
 
 def kernel_stacks() -> list[tuple[str, ...]]:
     rng = random.Random(7)
-    pairs = rng.sample(list(itertools.combinations([f.id for f in KERNEL_FAULTS], 2)), 8)
-    return [*pairs, ("kernel-nibbles-swapped", "kernel-router-twice", "kernel-fc1-bias-ignored")]
+    pairs = rng.sample(list(itertools.combinations([f.id for f in KERNEL_FAULTS], 2)), 5)
+    return [*pairs, ("kernel-nibbles-swapped", "kernel-router-twice", "kernel-ep-rank-ignored")]
 
 
 @pytest.mark.parametrize("ids", kernel_stacks(), ids="+".join)
@@ -372,5 +376,6 @@ def test_operand_and_kernel_faults_are_told_apart() -> None:
 
 
 def test_recipes_of_situations_are_those_of_the_engine() -> None:
-    assert {situation(p).recipe for p in POSITIONS} == set(RECIPES)
+    assert all(any(s.recipe is r for r in RECIPES) for s in map(situation, POSITIONS))
+    assert {situation(p).recipe.checkpoint for p in POSITIONS} == {r.checkpoint for r in RECIPES}
     assert situation("gptoss-tp1").stated == Parallel(2, 1)

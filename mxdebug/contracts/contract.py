@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ class Contract:
     alignment: str
     verified: tuple[Verified, ...]
     notes: tuple[str, ...]
-    _decode: Callable[[Contract, Arguments], MoELayer]
+    _decode: Callable[[Contract, Arguments, Sequence[int] | None], MoELayer]
     _run: Callable[[Contract, Arguments], Tensor]
 
     def operand(self, key: str) -> Operand:
@@ -91,9 +91,12 @@ class Contract:
         """Whether a call falls under this contract."""
         return function == self.function and all(arguments.get(k) == v for k, v in self.flags.items())
 
-    def decode(self, arguments: Arguments) -> MoELayer:
-        """The layer as the kernel sees it, with the scale codec that it reads with. Raises MxdebugError on a broken contract."""
-        return self._decode(self, arguments)
+    def decode(self, arguments: Arguments, experts: Sequence[int] | None = None) -> MoELayer:
+        """The layer as the kernel sees it, with the scale codec that it reads with; `experts` picks positions on this rank.
+
+        The whole call is checked in any case. Raises MxdebugError on a broken contract.
+        """
+        return self._decode(self, arguments, experts)
 
     def parallel(self, arguments: Arguments) -> Parallel:
         """The tensor- and expert-parallel position that the call states."""

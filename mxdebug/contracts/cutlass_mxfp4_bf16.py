@@ -6,6 +6,9 @@ moe_gemm_mixed_utils.cu (weights), sm90_mma_array_tma_gmma_rs_warpspecialized_mi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -65,7 +68,7 @@ def _check_tokens(arguments: Arguments, tokens: int) -> None:
                            "router weights left in the model's dtype, or of another call")
 
 
-def _decode(contract: Contract, arguments: Arguments) -> MoELayer:
+def _decode(contract: Contract, arguments: Arguments, which: Sequence[int] | None) -> MoELayer:
     x = arguments.get("input")
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16 or x.dim() != 2:
         raise MxdebugError("activations (input)", "torch.bfloat16 [tokens, H]", _shown(x), "a dump of another path")
@@ -84,6 +87,9 @@ def _decode(contract: Contract, arguments: Arguments) -> MoELayer:
         if size % 128:
             raise MxdebugError(name, "a multiple of 128 (the scale fold works on 128 columns)", str(size), "the layer was not padded")
 
+    def some(t: Tensor | None) -> Tensor | None:
+        return t if t is None or which is None else t[list(which)]
+
     def weight(key: str, payload: Tensor, rows: int, columns: int) -> BlockTensor:
         scales = _operand(contract, arguments, f"{key}_scale")
         if scales.numel() != experts * rows * columns // MXFP4.block:
@@ -91,10 +97,10 @@ def _decode(contract: Contract, arguments: Arguments) -> MoELayer:
             raise MxdebugError(f"{o.title} ({o.argument})", f"{experts * rows * columns // MXFP4.block} bytes: {experts} experts x {rows} rows x "
                                f"{columns // MXFP4.block} blocks", f"{scales.numel()} bytes, shape {list(scales.shape)}",
                                "scales of an unpadded layer, or of another block size; the kernel does not check and reads past the end")
-        codes = SM90_WEIGHT_INTERLEAVE.unpack(payload.contiguous(), rows, columns // 2)
-        blocks = SM90_SCALE_FOLD.unpack(scales.reshape(experts, -1), rows, columns // MXFP4.block)
+        codes = SM90_WEIGHT_INTERLEAVE.unpack(some(payload).contiguous(), rows, columns // 2)
+        blocks = SM90_SCALE_FOLD.unpack(some(scales.reshape(experts, -1)), rows, columns // MXFP4.block)
         # unpack leaves out the axis of a single expert: a rank, or a sample of tokens, may well have only one
-        return BlockTensor(codes.reshape(experts, rows, -1), blocks.reshape(experts, rows, -1), MXFP4)
+        return BlockTensor(codes.reshape(-1, rows, columns // 2), blocks.reshape(-1, rows, columns // MXFP4.block), MXFP4)
 
     first, down = weight("w13", w13, rows, hidden), weight("w2", w2, hidden, intermediate)
     b13, b2 = _operand(contract, arguments, "w13_bias"), _operand(contract, arguments, "w2_bias")
@@ -104,6 +110,8 @@ def _decode(contract: Contract, arguments: Arguments) -> MoELayer:
     for key, b, want in (("w13_bias", b13, (experts, rows)), ("w2_bias", b2, (experts, hidden))):
         if b is not None and tuple(b.shape) != want:
             raise MxdebugError(f"{contract.operand(key).title}", f"shape {list(want)}", f"shape {list(b.shape)}", "bias not padded with its weight")
+    b13, b2 = some(b13), some(b2)
+    act = replace(act, **{name: some(getattr(act, name)) for name in ("alpha", "beta", "limit")})
     up, gate = (slice(0, intermediate), slice(intermediate, rows) if act.gated else None)
     return MoELayer(
         gate=first[:, gate] if gate else None, up=first[:, up], down=down, activation=act,

@@ -47,7 +47,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     contract = find(call.function, call.arguments)
     facts = (*facts, ("path", f"{contract.path}, verified for {contract.verified[0].versions}"))
     try:
-        decoded = contract.decode(call.arguments)
+        decoded = contract.decode(call.arguments, experts=[0])  # checks the whole call; one expert shows the sizes
     except MxdebugError as error:
         return _broken_contract(call, facts, error)
     output = call.outputs[0] if call.outputs else None
@@ -118,9 +118,10 @@ def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: t
     parallel = contract.parallel(args)
     part = layer.part(parallel)
     plan = recipe(engine, contract.path, chosen.kind).plan(part)
-    _check_fit(decoded, part, plan, chosen, parallel)
+    here = contract.operand("w13").get(args).shape[0]
+    _check_fit((here, decoded.intermediate, decoded.hidden), part, plan, chosen, parallel)
     facts = (*facts, ("layer", f"{chosen.index} of a {chosen.kind} checkpoint: {layer.experts} experts, hidden {layer.hidden}, intermediate "
-                      f"{layer.intermediate}, rows {chosen.rows.name}" + _position(parallel, decoded.experts)))
+                      f"{layer.intermediate}, rows {chosen.rows.name}" + _position(parallel, here)))
     source = Source(layer, parallel)
     evidence = operands.examine(contract, plan, source, args)
     findings = [*evidence.findings, *parameters.examine_activation(passed_activation(args), part.activation, chosen.stated, chosen.provenance),
@@ -133,14 +134,15 @@ def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: t
     router = args["token_final_scales"]
     if any(f.id == "router-squared" for f in findings):
         router = router.sqrt()
-    right = plan.call(plan.convert(part), part, args["input"][:, : part.hidden], args["token_selected_experts"], router, parallel)
+    right = plan.call(_convert(plan, part, outputs.touched(contract, args, tokens)), part, args["input"][:, : part.hidden], args["token_selected_experts"], router, parallel)
     exact = _exact({**args, "token_final_scales": router}, part, parallel, tokens)
     passed = kernel.trace if kernel else contract.trace(outputs.restrict(contract, args, tokens), keep=True)
     right_trace = passed if asked_right else contract.trace(outputs.restrict(contract, right, tokens), keep=True)
     floor = compare(right_trace.output.double()[:, : part.hidden], exact.output.double())
     seen = output[tokens] if output is not None else passed.output
     truth = compare(seen.double()[:, : part.hidden], exact.output.double())
-    findings = [_with_effect(f, contract, args, right, tokens, right_trace.output, passed.output, part.hidden, evidence.alone) for f in findings]
+    findings = [_with_effect(f, contract, args, right, tokens, right_trace.output, part.hidden, evidence.alone,
+                             passed.output if len(findings) == 1 and not evidence.unexplained else None) for f in findings]
     # Bytes in the padding that meet zeros change nothing: no fault, but worth a line.
     harmless = [f for f in findings if f.id == "padding-not-zero" and f.effect == 0.0]
     findings = [f for f in findings if not any(f is h for h in harmless)]
@@ -190,12 +192,27 @@ def _position(p: Parallel, experts: int) -> str:
     return out + (f"; ep_rank {p.ep_rank} of {p.ep_size}, {experts} experts here" if p.ep_size > 1 else "")
 
 
-def _check_fit(decoded: MoELayer, part: MoELayer, plan: Plan, chosen: CheckpointLayer, p: Parallel) -> None:
-    got = (decoded.experts, decoded.intermediate, decoded.hidden)
+def _check_fit(got: tuple[int, int, int], part: MoELayer, plan: Plan, chosen: CheckpointLayer, p: Parallel) -> None:
     want = (part.experts, *plan.padded)
     if got != want:
         raise MxdebugError("call and checkpoint", f"experts, intermediate, hidden {list(want)}: layer {chosen.index}'s part for tp {p.tp_rank}/{p.tp_size}, "
                            f"ep {p.ep_rank}/{p.ep_size}, padded to 128", f"{list(got)}", "another checkpoint or layer, or a parallel position that the call does not state")
+
+
+def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor | None]:
+    """The converted operands of `part`, of these experts only; the others are zeros that nobody reads."""
+    def some(t: Any) -> Any:
+        return None if t is None else t[experts]
+
+    a = part.activation
+    picked = replace(part, gate=some(part.gate), up=some(part.up), down=some(part.down), gate_bias=some(part.gate_bias), up_bias=some(part.up_bias),
+                     down_bias=some(part.down_bias), activation=replace(a, alpha=some(a.alpha), beta=some(a.beta), limit=some(a.limit)))
+    out: dict[str, Tensor | None] = {}
+    for key, t in plan.convert(picked).items():
+        out[key] = None if t is None else torch.zeros(part.experts, *t.shape[1:], dtype=t.dtype)
+        if t is not None:
+            out[key][experts] = t
+    return out
 
 
 def _exact(args: Mapping[str, Any], part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
@@ -208,11 +225,11 @@ _ARGUMENT_OF = {"swiglu_alpha", "swiglu_beta", "swiglu_limit", "activation_type"
 
 
 def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right: Mapping[str, Any], tokens: Tensor, right_output: Tensor,
-                 passed_output: Tensor, hidden: int, alone: Mapping[tuple[str, str], Tensor | None]) -> Finding:
+                 hidden: int, alone: Mapping[tuple[str, str], Tensor | None], only: Tensor | None) -> Finding:
     """How far this finding alone moves the output: the right call with only this finding's operands or parameters as passed.
 
     alone: what to take for operands that have other faults too; None where that cannot be made, and the effect is not known.
-    Columns of the padding do not count. inf: NaN or inf where the right call has none.
+    only: the emulated output of the call itself, where this is its only finding. Columns of the padding do not count. inf: NaN or inf where the right call has none.
     """
     if f.effect is not None:
         return f
@@ -237,8 +254,8 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
     for weight, bias, other in (("fc1_expert_weights", "fc1_expert_biases", "fc2_expert_biases"), ("fc2_expert_weights", "fc2_expert_biases", "fc1_expert_biases")):
         if mixed.get(bias) is None and mixed.get(other) is not None:  # one bias without the other is refused
             mixed[bias] = torch.zeros(mixed[weight].shape[:2], dtype=mixed[other].dtype)
-    if all(_same(mixed[k], args.get(k)) for k in _READ):
-        moved = passed_output  # the only fault
+    if only is not None:
+        moved = only
     else:
         try:
             moved = contract.emulate(outputs.restrict(contract, mixed, tokens))
@@ -246,16 +263,3 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
             return f  # on its own the kernel would refuse it
     distance = compare(moved[:, :hidden], right_output[:, :hidden])
     return replace(f, effect=distance.relative_l2 if distance.masks_equal else math.inf)
-
-
-_READ = ("input", "token_final_scales", "fc1_expert_weights", "fc2_expert_weights", "quant_scales", "fc1_expert_biases", "fc2_expert_biases",
-         "swiglu_alpha", "swiglu_beta", "swiglu_limit", "activation_type")
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two arguments are equal, tensors by their bytes in memory order."""
-    if isinstance(a, (list, tuple)):
-        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
-    if isinstance(a, Tensor):
-        return a is b or (isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a.flatten(), b.flatten()))
-    return a == b

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..contracts import Contract
 from ..faults import FAULTS, OPERAND_FAULTS, Fault
+from ..formats import BlockTensor
 from ..recipes import Form, Plan, logical_operands
 from ..reference import MoELayer
 from .finding import CONSISTENT, PROVED, Finding
@@ -123,21 +124,24 @@ def _same_values(contract: Contract, plan: Plan, part: MoELayer, arguments: Mapp
     """Keys among `broken` whose weights dequantise to the checkpoint's all the same: other encodings, or other bytes under zeros."""
     if not {"w13", "w13_scale", "w2", "w2_scale"} & set(broken):
         return []
-    seen = contract.decode(arguments)
-    if seen.experts != part.experts:
+    if contract.operand("w13").get(arguments).shape[0] != part.experts:
         return []
     pi, ph = plan.padded
-    out: list[str] = []
-    for keys, pairs in ((("w13", "w13_scale"), ((seen.gate, part.gate, pi, ph), (seen.up, part.up, pi, ph))), (("w2", "w2_scale"), ((seen.down, part.down, ph, pi),))):
-        if set(keys) & set(broken) and all(_same_matrix(a, b, rows, columns, seen, e) for a, b, rows, columns in pairs for e in range(part.experts)):
-            out += [k for k in keys if k in broken]
-    return out
+    suspects = {"w13", "w13_scale"} & set(broken), {"w2", "w2_scale"} & set(broken)
+    same = [bool(keys) for keys in suspects]
+    for e in range(part.experts):  # one expert at a time, and no further than the first that differs
+        if not any(same):
+            return []
+        seen = contract.decode(arguments, experts=[e])
+        same[0] = same[0] and all(_same_matrix(a, b, e, pi, ph, seen) for a, b in ((seen.gate, part.gate), (seen.up, part.up)))
+        same[1] = same[1] and _same_matrix(seen.down, part.down, e, ph, pi, seen)
+    return [k for keys, alike in zip(suspects, same) for k in broken if alike and k in keys]
 
 
-def _same_matrix(seen: Any, want: Any, rows: int, columns: int, layer: MoELayer, expert: int) -> bool:
+def _same_matrix(seen: BlockTensor, want: BlockTensor, expert: int, rows: int, columns: int, layer: MoELayer) -> bool:
     right = want[expert].dequantise(scale=layer.scale)
     right = torch.nn.functional.pad(right, (0, columns - right.shape[1], 0, rows - right.shape[0]))
-    return torch.equal(seen[expert].dequantise(scale=layer.scale), right)
+    return torch.equal(seen[0].dequantise(scale=layer.scale), right)
 
 
 def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source,
@@ -162,15 +166,18 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
             if found != wanted:
                 id = _fault_of(slot, found, key).id
                 strike(id, key)
-                if any(getattr(form, slot) != found for form in r.alternatives) or blank[key]:
+                if any(getattr(form, slot) != found for form in r.alternatives if not _same_map(form, r.form)) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
         if r.permutation is not None:
             strike("rows-unnamed", key, _describe(r.permutation, r.form))
         if r.tp_rank != r.expected_tp_rank:
             strike("wrong-tp-slice", key, f"holds rank {r.tp_rank}'s slice, the call is tp_rank {r.expected_tp_rank}")
-        if r.alternatives:
-            ambiguous.append(f"{title}: {len(r.alternatives)} other reading(s) explain the same bytes, e.g. "
-                             + ", ".join(s.name for s in r.alternatives[0].stages) + "; this data cannot tell them apart")
+        twins = [form for form in r.alternatives if _same_map(form, r.form)]
+        if twins:
+            ambiguous.append(f"{title}: at this size the same bytes as " + " or ".join(" | ".join(s.name for s in form.stages) for form in twins[:2]))
+        if others := [form for form in r.alternatives if form not in twins]:
+            ambiguous.append(f"{title}: {len(others)} other reading(s) explain the same bytes, e.g. "
+                             + " | ".join(s.name for s in others[0].stages) + "; this data cannot tell them apart")
         if blank[key]:
             ambiguous.append(f"{title}: every byte is zero, which memory that was never written also gives")
     moved = {k: r.experts for k, r in recovered.items() if r.explained > 0 and any(e >= 0 and e != w for e, w in zip(r.experts, r.expected_experts))}
@@ -179,6 +186,14 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
     alone = {(id, k): _alone(id, recovered[k], source) for id, keys in struck.items() for k in keys if k in several}
     # An operand that proves a fault speaks for those that could be read otherwise too.
     return [_finding(id, keys, contract, recovered, notes.get(id, {}), unsure.get(id) == set(keys)) for id, keys in struck.items()], alone, ambiguous
+
+
+def _same_map(a: Form, b: Form) -> bool:
+    """Whether two forms put every byte in the same place at their size, whatever the data."""
+    if a.columns is None or a.values != b.values:
+        return False
+    probe = torch.randint(1, 256, (1, a.halves * a.rows, a.columns), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return torch.equal(a.apply(probe).flatten(), b.apply(probe).flatten())
 
 
 def _finding(id: str, keys: list[str], contract: Contract, recovered: Mapping[str, Recovered], notes: Mapping[str, Sequence[str]], unsure: bool) -> Finding:

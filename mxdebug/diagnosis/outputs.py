@@ -20,6 +20,7 @@ from .finding import CONSISTENT, PROVED, Finding
 SAMPLE = 8  # tokens on which hypotheses about the computation are tried
 DEPTH = 3   # broken computations that are stacked at most
 FEW_WEIGHTS = 10**8       # dequantised for one hypothesis: about a second
+ALL_WEIGHTS = 3 * 10**8  # dequantised for the tokens that are emulated at all
 MOST_WEIGHTS = 4 * 10**9  # dequantised for all of them
 
 
@@ -54,6 +55,8 @@ def sample_tokens(contract: Contract, arguments: Mapping[str, Any], count: int, 
         free = pool.clone()
         free[chosen] = False
         chosen = torch.cat([chosen, _spread(free, count - chosen.numel())])
+    while chosen.numel() > 1 and _weights(contract, arguments, chosen) > ALL_WEIGHTS:
+        chosen = chosen[: -(-chosen.numel() * 2 // 3)]  # a large layer: fewer tokens, which touch fewer experts
     return chosen.sort().values
 
 
@@ -61,6 +64,13 @@ def _spread(mask: Tensor, count: int) -> Tensor:
     """Up to `count` of the positions where `mask` is True, evenly spread."""
     at = mask.nonzero().flatten()
     return at[torch.linspace(0, at.numel() - 1, min(count, at.numel())).round().long()] if at.numel() and count > 0 else at[:0]
+
+
+def touched(contract: Contract, arguments: Mapping[str, Any], tokens: Tensor) -> list[int]:
+    """Positions of the experts on this rank that these tokens use; the first where they use none."""
+    experts = contract.operand("w13").get(arguments).shape[0]
+    local = arguments["token_selected_experts"][tokens].long() - contract.parallel(arguments).ep_rank * experts
+    return local[(local >= 0) & (local < experts)].unique().tolist() or [0]
 
 
 def restrict(contract: Contract, arguments: Mapping[str, Any], tokens: Tensor) -> dict[str, Any]:
@@ -72,9 +82,7 @@ def restrict(contract: Contract, arguments: Mapping[str, Any], tokens: Tensor) -
     experts = contract.operand("w13").get(arguments).shape[0]
     local = arguments["token_selected_experts"][tokens].long() - p.ep_rank * experts
     here = (local >= 0) & (local < experts)
-    used = local[here].unique()
-    if used.numel() == 0:
-        used = torch.zeros(1, dtype=torch.long)
+    used = torch.tensor(touched(contract, arguments, tokens))
     renumber = torch.full((experts,), used.numel(), dtype=torch.long)
     renumber[used] = torch.arange(used.numel())
     ids = torch.where(here, renumber[local.clamp(0, experts - 1)], used.numel()).to(torch.int32)
@@ -132,6 +140,9 @@ def _search(contract: Contract, arguments: Mapping[str, Any], got: Tensor, emula
     (findings, what was not tried)
     """
     few = _furthest(contract, arguments, got, emulated, tokens)
+    if contract.parallel(arguments).ep_size == 1:  # otherwise a broken computation may number experts from elsewhere
+        at = torch.isin(tokens, few)
+        arguments, tokens, few = restrict(contract, arguments, tokens), torch.arange(tokens.numel()), at.nonzero().flatten()
     layer, want = contract.decode(arguments), got[torch.isin(tokens, few)]
     plain = emulated[torch.isin(tokens, few)]
 
@@ -164,9 +175,7 @@ def _furthest(contract: Contract, arguments: Mapping[str, Any], got: Tensor, emu
 def _weights(contract: Contract, arguments: Mapping[str, Any], tokens: Tensor) -> int:
     """How many weights one emulation of these tokens dequantises."""
     w13, w2 = (contract.operand(key).get(arguments) for key in ("w13", "w2"))
-    local = arguments["token_selected_experts"][tokens].long() - contract.parallel(arguments).ep_rank * w13.shape[0]
-    experts = local[(local >= 0) & (local < w13.shape[0])].unique().numel()
-    return max(1, experts) * 2 * (w13[0].numel() + w2[0].numel())
+    return len(touched(contract, arguments, tokens)) * 2 * (w13[0].numel() + w2[0].numel())
 
 
 def _reproduced(hits: list[tuple[Fault, ...]], near: Mapping[tuple[Fault, ...], Comparison], alone: Callable[[Fault], Comparison],
