@@ -134,7 +134,7 @@ def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: t
     router = args["token_final_scales"]
     if any(f.id == "router-squared" for f in findings):
         router = router.sqrt()
-    right = plan.call(_convert(plan, part, outputs.touched(contract, args, tokens)), part, args["input"][:, : part.hidden], args["token_selected_experts"], router, parallel)
+    right = args if asked_right else plan.call(_convert(plan, part, outputs.touched(contract, args, tokens)), part, args["input"][:, : part.hidden], args["token_selected_experts"], router, parallel)
     exact = _exact({**args, "token_final_scales": router}, part, parallel, tokens)
     passed = kernel.trace if kernel else contract.trace(outputs.restrict(contract, args, tokens), keep=True)
     right_trace = passed if asked_right else contract.trace(outputs.restrict(contract, right, tokens), keep=True)
