@@ -73,7 +73,7 @@ def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: Mxde
                       + (f"; likely: {error.reason}" if error.reason else ""))
     verdict = CRASHED if call.status == "crashed" else WRONG
     start = _NO_RETURN if verdict == CRASHED else ""
-    return Diagnosis(verdict, f"{start}{error.operand} breaks the kernel's contract", (finding,), facts, None, None, None,
+    return Diagnosis(verdict, f"{start}{'T' if start else 't'}he kernel's contract is broken: {error.operand}", (finding,), facts, None, None, None,
                      ("the arguments against the kernel's contract",), ("everything behind it: correct this first",))
 
 
@@ -108,7 +108,7 @@ def _compared(evidence: outputs.OutputEvidence, args: Mapping[str, Any]) -> str:
 
 
 def _follows_not(evidence: outputs.OutputEvidence) -> str:
-    tried = "no known broken computation reproduces it" if not evidence.open else "no single known broken computation reproduces it"
+    tried = "no known broken computation reproduces it" + (", alone" if evidence.open else "")
     return f"the output does not follow from what was passed{'' if evidence.comparison.masks_equal else ' (NaN or inf in other places)'}, and {tried}"
 
 
