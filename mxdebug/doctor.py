@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from .calls import dump_recipe
 from .contracts import CONTRACTS, Contract
@@ -15,7 +16,9 @@ def installed(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        # A source tree or an unpacked wheel on the path has no metadata, and works all the same.
+        module = package.removesuffix("-python").replace("-", "_")
+        return "on the path, version unknown" if find_spec(module) is not None else None
 
 
 def gpu() -> tuple[str, int] | None:

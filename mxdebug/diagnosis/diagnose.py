@@ -108,7 +108,7 @@ def _compared(evidence: outputs.OutputEvidence, args: Mapping[str, Any]) -> str:
 
 
 def _follows_not(evidence: outputs.OutputEvidence) -> str:
-    tried = "no known broken computation reproduces it" + (", alone" if evidence.open else "")
+    tried = "no known broken computation reproduces it" + ("" if evidence.pairs else ", alone")
     return f"the output does not follow from what was passed{'' if evidence.comparison.masks_equal else ' (NaN or inf in other places)'}, and {tried}"
 
 
@@ -157,6 +157,9 @@ def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: t
     checked += [f"{contract.operand(k).title}: not read on tp_rank {parallel.tp_rank}" for k in evidence.unread]
     checked.append(_compared(kernel, args) if kernel else "no output was recorded: distances are those of an emulation of what was passed")
     checked += [f"{f.evidence}; it meets zeros and changes nothing (no fault)" for f in harmless]
+    if asked_right and kernel and not kernel.follows and not kernel.findings:
+        checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
+                       "write, at a race (does the same call give the same output?)")
     open_ = [*evidence.open, *evidence.unexplained.values(), *(kernel.open if kernel else ()),
              *parameters.vacuity(part, right_trace, args, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_))
@@ -184,7 +187,11 @@ def _verdict(call: Call, findings: list[Finding], unexplained: list[str], foreig
 
 
 def _titles(findings: list[Finding] | tuple[Finding, ...]) -> str:
-    return "; ".join(f"{f.fault.title} ({f.where})" if f.where.startswith("w") else f.fault.title for f in findings)
+    def operands_of(f: Finding) -> str:
+        names = f.where.split(", ")
+        return "" if not f.where.startswith("w") else f" ({f.where})" if len(names) < 4 else f" ({names[0]} and {len(names) - 1} more operands)"
+
+    return "; ".join(f.fault.title + operands_of(f) for f in findings)
 
 
 def _position(p: Parallel, experts: int) -> str:

@@ -165,11 +165,11 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
             found, wanted = getattr(r.form, slot), getattr(r.expected, slot)
             if found != wanted:
                 id = _fault_of(slot, found, key).id
-                strike(id, key)
+                strike(id, key, f"the layout is {found.name}, every byte equals the checkpoint's in it" if id == "layout-other" else "")
                 if any(getattr(form, slot) != found for form in r.alternatives if not _same_map(form, r.form)) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
         if r.permutation is not None:
-            strike("rows-unnamed", key, _describe(r.permutation, r.form))
+            strike("rows-unnamed", key, _describe(r.permutation, r.form, r.expected))
         if r.tp_rank != r.expected_tp_rank:
             strike("wrong-tp-slice", key, f"holds rank {r.tp_rank}'s slice, the call is tp_rank {r.expected_tp_rank}")
         twins = [form for form in r.alternatives if _same_map(form, r.form)]
@@ -185,7 +185,7 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
     several = {k for keys in struck.values() for k in keys if sum(k in other for other in struck.values()) > 1}
     alone = {(id, k): _alone(id, recovered[k], source) for id, keys in struck.items() for k in keys if k in several}
     # An operand that proves a fault speaks for those that could be read otherwise too.
-    return [_finding(id, keys, contract, recovered, notes.get(id, {}), unsure.get(id) == set(keys)) for id, keys in struck.items()], alone, ambiguous
+    return [_finding(id, keys, contract, recovered, notes.get(id, {}), unsure.get(id) == set(keys), several) for id, keys in struck.items()], alone, ambiguous
 
 
 def _same_map(a: Form, b: Form) -> bool:
@@ -196,12 +196,15 @@ def _same_map(a: Form, b: Form) -> bool:
     return torch.equal(a.apply(probe).flatten(), b.apply(probe).flatten())
 
 
-def _finding(id: str, keys: list[str], contract: Contract, recovered: Mapping[str, Recovered], notes: Mapping[str, Sequence[str]], unsure: bool) -> Finding:
+def _finding(id: str, keys: list[str], contract: Contract, recovered: Mapping[str, Recovered], notes: Mapping[str, Sequence[str]], unsure: bool,
+             several: set[str]) -> Finding:
     n = len(recovered[keys[0]].experts)
     partial = [k for k in keys if not recovered[k].complete]
     share = f"every expert ({n})" if not partial else ", ".join(f"{sum(e >= 0 for e in recovered[k].experts)} of {n} experts in {contract.operand(k).title}" for k in partial)
     evidence = "; ".join(text if len(notes) == 1 else f"{', '.join(titles)}: {text}" for text, titles in notes.items())
     evidence = evidence or f"bytes equal the checkpoint's in this form, for {share}"
+    if several:  # then the fault's title does not say the whole form
+        evidence += "".join(f"; {contract.operand(k).title}: {' | '.join(s.name for s in recovered[k].form.stages)}" for k in keys if k in several)
     if unsure:
         evidence += "; not in this form alone, see below"
     return Finding(FAULTS[id], CONSISTENT if unsure else PROVED, ", ".join(contract.operand(k).title for k in keys), evidence)
@@ -245,7 +248,7 @@ def _experts(moved: Mapping[str, tuple[int, ...]], source: Source, strike: Calla
             strike("experts-rolled" if together else "operand-of-another-expert", key, f"the checkpoint's experts {shown} stand here, in this order")
 
 
-def _describe(permutation: Tensor, form: Form) -> str:
+def _describe(permutation: Tensor, form: Form, expected: Form) -> str:
     shown = ",".join(str(int(i)) for i in permutation[:12])
-    where = "" if form.layout is None else f"read in the layout {form.layout.name}, "
+    where = "" if form.layout == expected.layout else f"read in the layout {form.layout.name}, "
     return f"{where}physical rows hold logical rows {shown},... of {'[w1; w3]' if form.halves == 2 else 'w2'}"

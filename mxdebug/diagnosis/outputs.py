@@ -109,7 +109,8 @@ class OutputEvidence:
 
     tokens  which were compared
     trace   the emulation for them
-    open    what was not tried
+    pairs   whether pairs of broken computations were tried
+    open    what was not tried, and where NaN or inf stand
     """
 
     comparison: Comparison
@@ -117,6 +118,7 @@ class OutputEvidence:
     findings: tuple[Finding, ...]
     tokens: Tensor
     trace: Trace
+    pairs: bool = True
     open: tuple[str, ...] = ()
 
 
@@ -135,7 +137,9 @@ def examine(contract: Contract, arguments: Mapping[str, Any], output: Tensor, mo
     if not output.any():
         return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], CONSISTENT, "all tokens", "every element of the output is zero; the operands do not give zeros"),), tokens, trace)
     findings, not_tried = _search(contract, arguments, got, emulated, tokens, k)
-    return OutputEvidence(comparison, False, findings, tokens, trace, not_tried)
+    bad = (~torch.isfinite(output)).nonzero() if not comparison.masks_equal else output.new_zeros(0, 2)
+    where = () if not len(bad) else (f"NaN or inf in {bad[:, 0].unique().numel()} of {output.shape[0]} tokens, first in token {bad[0, 0]}, column {bad[0, 1]}",)
+    return OutputEvidence(comparison, False, findings, tokens, trace, not not_tried, (*not_tried, *where))
 
 
 def _search(contract: Contract, arguments: Mapping[str, Any], got: Tensor, emulated: Tensor, tokens: Tensor,

@@ -115,7 +115,7 @@ def _without_bias(*names: str) -> KernelChange:
 
 _KERNEL_FIX = "the operands are right for the contract: another kernel or version computed this; compare FlashInfer versions"
 KERNEL_FAULTS = (
-    *(_kernel(f"kernel-clamp-{i}", f"the clamp acts elsewhere: {clamp}", _activation(lambda a, c=clamp: replace(a, clamp=c) if a.kind == "swiglu" else a),
+    *(_kernel(f"kernel-clamp-{i}", f"the clamp acts elsewhere: {clamp}; the contract says {CLAMPS[0]}", _activation(lambda a, c=clamp: replace(a, clamp=c) if a.kind == "swiglu" else a),
               _KERNEL_FIX, ("vllm#48929",), "pre-activations beyond the limit on the side that differs") for i, clamp in enumerate(CLAMPS) if i),
     *(_kernel(f"kernel-ignores-{n}", f"swiglu_{n} is passed but not applied", _activation(lambda a, n=n: _without(a, n) if a.kind == "swiglu" else a),
               _KERNEL_FIX, ("vllm#45738", "tokenspeed#1647"), _NEEDS[n]) for n in PARAMETERS),

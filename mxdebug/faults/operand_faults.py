@@ -154,7 +154,7 @@ UNNAMED_FAULTS = (
           "every row of the checkpoint's expert stands in the operand, in another place", "rows that differ",
           "apply the inverse of the printed permutation, or find the step that permutes rows"),
     Fault("layout-other", "bytes lie in a composition of layouts that no known step makes", SCALES, _other_layout,
-          "the operand's bytes equal the checkpoint's in this form", _PLACE_NEEDS, "print the operand's stages and remove what the contract does not ask for"),
+          "the operand's bytes equal the checkpoint's in this form", _PLACE_NEEDS, "leave out the layout step that the contract does not ask for"),
 )
 
 
