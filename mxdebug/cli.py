@@ -58,20 +58,26 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
         from .checkpoints import open_checkpoint
 
         opened = open_checkpoint(checkpoint)
-    worst = 0
-    for n, r in enumerate(recordings):
-        if len(recordings) > 1:
-            click.echo(("\n" if n else "") + f"--- {r.source.name}")
+    worst, verdicts = 0, {}
+    for r in recordings:
         try:
             d = run(r.load(), opened, layer=layer, engine=engine)
         except MxdebugError as error:
             if len(recordings) == 1:
                 raise
-            click.echo(f"NOT READ: {error}")
-            worst = max(worst, 2)
-            continue
-        click.echo(str(d))
-        worst = max(worst, 0 if d.ok else 1)
+            click.echo(f"--- {r.source.name}\nNOT READ: {error}\n")
+            worst, verdict = 2, "not read"
+        else:
+            worst, verdict = max(worst, 0 if d.ok else 1), d.verdict
+            if len(recordings) == 1:
+                click.echo(str(d))
+            elif d.ok:
+                click.echo(f"--- {r.source.name}\nRIGHT\n")
+            else:
+                click.echo(f"--- {r.source.name}\n{d}\n")
+        verdicts[verdict] = verdicts.get(verdict, 0) + 1
+    if len(recordings) > 1:
+        click.echo(f"{len(recordings)} calls: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))
     sys.exit(worst)
 
 
@@ -82,8 +88,9 @@ def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
     if wanted is not None:
         chosen = [r for r in recordings if (r.sequence == int(wanted) if wanted.isdigit() else wanted in r.source.name)]
         if not chosen:
-            raise MxdebugError("call", "one of " + ", ".join(r.source.name for r in recordings[:MANY]), repr(wanted))
-        return chosen[:MANY]
+            more = f" and {len(recordings) - MANY} more" if len(recordings) > MANY else ""
+            raise MxdebugError("call", "one of " + ", ".join(r.source.name for r in recordings[:MANY]) + more, repr(wanted))
+        return chosen
     chosen = [r for r in recordings if r.function in known]
     others: dict[str, int] = {}
     for r in recordings:
@@ -95,8 +102,8 @@ def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
     if others:
         click.echo("left out: " + ", ".join(f"{n} calls of {f}" for f, n in others.items()))
     if len(chosen) > MANY:
-        click.echo(f"{len(chosen)} calls; showing the first {MANY}. Choose with --call: a number or a part of the folder's name")
-    return chosen[:MANY]
+        click.echo(f"{len(chosen)} calls; --call picks some, by number or by a part of the folder's name\n")
+    return chosen
 
 
 @main.command()

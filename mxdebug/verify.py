@@ -13,7 +13,7 @@ import torch
 
 from .contracts import Contract, contract
 from .errors import MxdebugError
-from .faults import FAULTS, OPERANDS, Situation
+from .faults import FAULTS, INPUT_FAULTS, OPERANDS, Situation
 from .formats import MXFP4, BlockTensor
 from .metrics import Comparison, compare
 from .recipes import Recipe, recipe
@@ -98,8 +98,8 @@ def cases(path: str, device: str = "cuda") -> Iterator[Case]:
     for size in FAULTY:
         base = situation(size, r, device)
         for f in FAULTS.values():
-            if f.strikes == ("kernel",) or f.id == "contract-broken":
-                continue  # what a kernel would do if it broke its contract cannot be asked of a real one
+            if f.strikes == ("kernel",) or f.id == "contract-broken" or f in INPUT_FAULTS:
+                continue  # input from upstream says nothing of a layout; what a kernel would do if it broke its contract cannot be asked of a real one
             keys = tuple(k for k in f.strikes if k in OPERANDS)
             both_biases = f.id == "bias-missing"
             for struck in dict.fromkeys([keys, *(() if both_biases else ((k,) for k in keys))]):
@@ -142,9 +142,13 @@ def converters(device: str = "cuda") -> dict[str, bool]:
 
 def measure(path: str, commit: str) -> dict[str, Any]:
     """Everything as one record for a file: where it ran, with which versions, at which commit, and all cases."""
+    from .doctor import runs_here
+
+    ok, why = runs_here(contract(path))
+    if not ok:
+        raise MxdebugError("this machine", f"one that runs {path}", "one that does not", why)
     import flashinfer
 
-    contract(path)
     done = [asdict(c) for c in cases(path)]
     return {"path": path, "commit": commit, "gpu": torch.cuda.get_device_name(), "sm": "".join(map(str, torch.cuda.get_device_capability())),
             "torch": torch.__version__, "cuda": torch.version.cuda, "flashinfer": flashinfer.__version__, "python": platform.python_version(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,19 @@ def test_session_of_several_calls(tmp_path: Path) -> None:
     for name in ("c01", "c04"):
         load(recorded.call(name).path).save(tmp_path)
     code, output = run("diagnose", tmp_path, "--checkpoint", recorded.call("c01").checkpoint_path)
-    assert code == 1 and "RIGHT:" in output and "WRONG:" in output and output.count("---") == 2
+    assert code == 1 and "RIGHT\n" in output and "WRONG:" in output and "2 calls: 1 right, 1 wrong" in output
     code, output = run("diagnose", tmp_path, "--call", "1", "--checkpoint", recorded.call("c01").checkpoint_path)
     assert code == 0 and "WRONG:" not in output
+
+
+def test_every_call_of_a_session_counts(tmp_path: Path) -> None:
+    """The wrong call may be the last of many: no exit code 0 for calls that nobody looked at."""
+    right, wrong = (load(recorded.call(name).path) for name in ("c01", "c04"))
+    for n in range(1, 10):
+        replace(right, sequence=n).save(tmp_path)
+    replace(wrong, sequence=10).save(tmp_path)
+    code, output = run("diagnose", tmp_path, "--checkpoint", recorded.call("c01").checkpoint_path)
+    assert code == 1 and "10 calls: 9 right, 1 wrong" in output
 
 
 @pytest.mark.parametrize("arguments, part", [

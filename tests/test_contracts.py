@@ -135,7 +135,7 @@ def test_padding_changes_nothing() -> None:
 
 
 def test_bytes_count_not_shapes_of_scales() -> None:
-    """The kernel takes a pointer: any shape of the same bytes, and any strides, read the same."""
+    """The kernel takes a pointer: any shape of the same bytes reads the same; strides are not handed over, so views are refused."""
     arguments = situation("gptoss").arguments()
     want = CONTRACT.decode(arguments)
     flat = {**arguments, "quant_scales": [arguments["quant_scales"][0].flatten(), arguments["quant_scales"][1].reshape(-1, 4)]}
@@ -146,7 +146,10 @@ def test_bytes_count_not_shapes_of_scales() -> None:
         t[..., :-8] = arguments[name]
         strided[name] = t[..., :-8]
     assert not strided["fc1_expert_weights"].is_contiguous()
-    assert_same_layer(CONTRACT.decode(strided), want)
+    with pytest.raises(MxdebugError, match="contiguous memory"):
+        CONTRACT.decode(strided)
+    with pytest.raises(MxdebugError, match="contiguous memory"):
+        CONTRACT.decode({**arguments, "input": torch.nn.functional.pad(arguments["input"], (0, 8))[:, :-8]})
 
 
 # -- scale bytes at the ends of their range ----------------------------------------------------------------------
@@ -299,7 +302,7 @@ def test_layer_without_gate() -> None:
     """Relu2: w13 has one half, and all rows are up."""
     a = situation("minimax").arguments()
     layer = CONTRACT.decode(a)
-    plain = {**a, "fc1_expert_weights": a["fc1_expert_weights"][:, :256], "quant_scales": [a["quant_scales"][0][:, :4], a["quant_scales"][1]],
+    plain = {**a, "fc1_expert_weights": a["fc1_expert_weights"][:, :256].contiguous(), "quant_scales": [a["quant_scales"][0][:, :4].contiguous(), a["quant_scales"][1]],
              "activation_type": "Relu2", "swiglu_alpha": None, "swiglu_beta": None, "swiglu_limit": None}
     seen = CONTRACT.decode(plain)
     assert seen.gate is None and torch.equal(seen.up.payload, layer.up.payload) and torch.equal(seen.up.scales, layer.up.scales)

@@ -20,7 +20,7 @@ from torch import Tensor
 from mxdebug.diagnosis import CONSISTENT, PROVED, Diagnosis, diagnose
 from mxdebug.diagnosis.outputs import restrict
 from mxdebug.errors import MxdebugError
-from mxdebug.faults import (CALL_FAULTS, FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, OUTPUT_FAULTS, PARAMETER_FAULTS, Fault, KernelChange, Situation,
+from mxdebug.faults import (CALL_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, OUTPUT_FAULTS, PARAMETER_FAULTS, Fault, KernelChange, Situation,
                             fault)
 from mxdebug.metrics import compare
 from mxdebug.recipes import RECIPES
@@ -34,8 +34,8 @@ BRIEF = ("minimax", "gptoss-192-tp1")  # all together
 
 
 def test_catalogue() -> None:
-    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *OUTPUT_FAULTS, *KERNEL_FAULTS)]
-    assert len(FAULTS) == sum(map(len, (OPERAND_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS)))  # no id twice
+    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS, *KERNEL_FAULTS)]
+    assert len(FAULTS) == sum(map(len, (OPERAND_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS)))  # no id twice
     assert len({f.title for f in FAULTS.values()}) == len(FAULTS)
     assert fault("scales-128x4") is FAULTS["scales-128x4"]
     with pytest.raises(MxdebugError, match="fault: expected one of rows-gate-up, .*, got 'scales-64x4'"):
@@ -104,10 +104,10 @@ def changed(a: dict, b: dict) -> set[str]:
 
 @pytest.mark.parametrize("id", [f.id for f in OPERAND_FAULTS])
 def test_operand_fault_changes_the_operands_that_it_strikes_and_no_other(id: str) -> None:
-    for position in ("gptoss-192-tp1", "8-experts-ep1", "minimax"):
-        right = situation(position)
+    for position, brief in (("gptoss-192-tp1", True), ("8-experts-ep1", False), ("minimax", True)):
+        right = situation(position, tokens=1)
         before = right.arguments()
-        for keys in subsets(FAULTS[id]):
+        for keys in subsets(FAULTS[id], brief):
             try:
                 after = FAULTS[id].injected(right, keys).arguments()
             except MxdebugError:
@@ -243,6 +243,16 @@ WHERE = [*((p, False) for p in FULL), *((p, True) for p in BRIEF)]
 def test_single_fault_is_named_and_nothing_else(id: str) -> None:
     struck = [check_named(position, FAULTS[id], keys) for position, brief in WHERE for keys in subsets(FAULTS[id], brief)]
     assert sum(struck) >= 1
+
+
+@pytest.mark.parametrize("position", ["gptoss", "8-experts-ep1"])
+@pytest.mark.parametrize("id", [f.id for f in INPUT_FAULTS])
+def test_input_that_no_right_layer_is_given_is_named(id: str, position: str) -> None:
+    """NaN in the activations or router weights, ids of experts that do not exist: with and without a checkpoint."""
+    arguments, output = FAULTS[id].injected(right(position)[0]).build()
+    for checkpoint in (None, checkpoint_layer(POSITIONS[position][0])):
+        d = diagnose(call_of(arguments, output), checkpoint)
+        assert found(d) == {id: ()} and d.verdict == "wrong" and d.findings[0].strength == PROVED, str(d)
 
 
 # -- pairs and triples ------------------------------------------------------------------------------------------

@@ -83,6 +83,10 @@ def _decode(contract: Contract, arguments: Arguments, which: Sequence[int] | Non
     if rows != halves * intermediate or w13.shape[2] * 2 != hidden or x.shape[1] != hidden:
         raise MxdebugError("w13 payload (fc1_expert_weights)", f"shape [{experts}, {halves * intermediate}, {hidden // 2}] for w2 {list(w2.shape)}",
                            f"shape {list(w13.shape)}, activations {list(x.shape)}", "padding on one operand only, or a gated layer read as non-gated")
+    for name in ("alpha", "beta", "limit"):
+        t = getattr(act, name)
+        if t is not None and t.shape[0] != experts:
+            raise MxdebugError(f"swiglu {name}", f"shape [{experts}], one for each expert on this rank", f"shape {list(t.shape)}", "values of all ranks, or one for all experts")
     for name, size in (("hidden size", hidden), ("intermediate size", intermediate)):
         if size % 128:
             raise MxdebugError(name, "a multiple of 128 (the scale fold works on 128 columns)", str(size), "the layer was not padded")
@@ -110,6 +114,10 @@ def _decode(contract: Contract, arguments: Arguments, which: Sequence[int] | Non
     for key, b, want in (("w13_bias", b13, (experts, rows)), ("w2_bias", b2, (experts, hidden))):
         if b is not None and tuple(b.shape) != want:
             raise MxdebugError(f"{contract.operand(key).title}", f"shape {list(want)}", f"shape {list(b.shape)}", "bias not padded with its weight")
+    for title, t in (("activations (input)", x), *((f"{o.title} ({o.argument})", o.get(arguments)) for o in contract.operands)):
+        if t is not None and not t.is_contiguous():
+            raise MxdebugError(title, "contiguous memory", f"shape {list(t.shape)} with strides {list(t.stride())}",
+                               "a transposed or sliced view: FlashInfer 0.7.4 hands the kernel a pointer and no strides (seen on an H200)")
     b13, b2 = some(b13), some(b2)
     act = replace(act, **{name: some(getattr(act, name)) for name in ("alpha", "beta", "limit")})
     up, gate = (slice(0, intermediate), slice(intermediate, rows) if act.gated else None)

@@ -60,7 +60,15 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     if isinstance(checkpoint, (str, Path)):
         checkpoint = open_checkpoint(checkpoint)
     chosen = checkpoint if isinstance(checkpoint, CheckpointLayer) else checkpoint.layer(locate(call, checkpoint) if layer is None else layer)
-    return _with_checkpoint(call, contract, decoded, facts, output, chosen, engine)
+    d = _with_checkpoint(call, contract, decoded, facts, output, chosen, engine)
+    if d.verdict == UNEXPLAINED and layer is not None and isinstance(checkpoint, Checkpoint) and len(checkpoint.layers) > 1:
+        try:
+            found = locate(call, checkpoint)
+        except MxdebugError:
+            return d
+        if found != layer:
+            return replace(d, open=(f"layer {found} of this checkpoint holds the rows of this call's weights: try --layer {found}", *d.open))
+    return d
 
 
 def _facts(call: Call) -> tuple[tuple[str, str], ...]:
@@ -78,7 +86,8 @@ def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: Mxde
 
 
 def _without_checkpoint(call: Call, contract: Contract, facts: tuple[tuple[str, str], ...], output: Tensor | None) -> Diagnosis:
-    findings = parameters.examine_router(call.arguments["token_final_scales"])
+    here = contract.operand("w13").get(call.arguments).shape[0] * contract.parallel(call.arguments).ep_size
+    findings = [*parameters.examine_router(call.arguments["token_final_scales"]), *parameters.examine_inputs(call.arguments, here)]
     need = "whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR"
     besides = f"; besides: {_titles(findings)}" if findings else ""
     if output is None and call.status == "crashed":
@@ -125,7 +134,9 @@ def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: t
     source = Source(layer, parallel)
     evidence = operands.examine(contract, plan, source, args)
     findings = [*evidence.findings, *parameters.examine_activation(passed_activation(args), part.activation, chosen.stated, chosen.provenance),
-                *parameters.examine_router(args["token_final_scales"])]
+                *parameters.examine_router(args["token_final_scales"]), *parameters.examine_inputs(args, here * parallel.ep_size)]
+    if {"w13", "w2"} <= evidence.foreign:
+        findings = []  # against another layer's weights nothing else means anything
     asked_right = not (findings or evidence.broken or evidence.same_values)  # then what was passed is the right call itself
     kernel = None if output is None else outputs.examine(contract, args, output, most_tokens=TOKENS)
     findings += kernel.findings if kernel else ()
@@ -176,14 +187,18 @@ def _verdict(call: Call, findings: list[Finding], unexplained: list[str], foreig
             return CRASHED, f"{_NO_RETURN}{none_known}{besides}"
         return CRASHED, _NO_RETURN + (_titles(findings) if findings else "Its arguments are right: look at the kernel, the driver and memory")
     if unexplained:
-        return UNEXPLAINED, none_known + besides
+        contradicts = ""
+        if kernel and not kernel.follows and not foreign:
+            contradicts = "; nor does the recorded output follow from it: the dumped operand is not what the kernel read, or changed before it was written down"
+        return UNEXPLAINED, none_known + contradicts + besides
     if kernel and not kernel.follows and not kernel.findings:
         return UNEXPLAINED, _follows_not(kernel) + besides
     if findings:
         return WRONG, _titles(findings)
     if kernel is None:
         return UNDECIDED, f"operands and parameters are the checkpoint's; {_NO_OUTPUT}"
-    return RIGHT, "the operands are what the recipe makes of the checkpoint, the parameters are the checkpoint's, and the output follows from them"
+    some = "the output follows" if kernel.tokens.numel() == kernel.total else f"the output of the {kernel.tokens.numel()} of {kernel.total} tokens looked at follows"
+    return RIGHT, f"the operands are what the recipe makes of the checkpoint, the parameters are the checkpoint's, and {some} from them"
 
 
 def _titles(findings: list[Finding] | tuple[Finding, ...]) -> str:

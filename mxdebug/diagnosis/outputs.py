@@ -50,18 +50,23 @@ def follows(got: Tensor, want: Tensor, k: int) -> bool:
 
 def sample_tokens(contract: Contract, arguments: Mapping[str, Any], count: int, output: Tensor | None = None) -> Tensor:
     """int64, ascending: up to `count` tokens spread over the call. Tokens with an expert on this rank come before others, since only
-    they say anything; some whose output is not finite come first, so that a NaN in one token of thousands is seen."""
+    they say anything; some whose output is not finite, all zero or unwritten come first, so that one bad token of thousands is seen."""
     experts = contract.operand("w13").get(arguments).shape[0]
     local = arguments["token_selected_experts"].long() - contract.parallel(arguments).ep_rank * experts
     here = ((local >= 0) & (local < experts)).any(1)
-    odd = torch.zeros_like(here) if output is None else ~torch.isfinite(output).all(1)
+    odd = torch.zeros_like(here)
+    if output is not None:  # cheap looks at every token: not finite, all zero though experts are here, or left as the memory was
+        odd = ~torch.isfinite(output).all(1) | (here & (output == 0).all(1))
+        memory = arguments.get("output")
+        if isinstance(memory, Tensor) and memory.shape == output.shape:
+            odd |= here & (memory == output).all(1)
     chosen = _spread(odd, max(1, count // 8))
     for pool in (here, ~here):
         free = pool.clone()
         free[chosen] = False
         chosen = torch.cat([chosen, _spread(free, count - chosen.numel())])
     while chosen.numel() > 1 and _weights(contract, arguments, chosen) > ALL_WEIGHTS:
-        chosen = chosen[: -(-chosen.numel() * 2 // 3)]  # a large layer: fewer tokens, which touch fewer experts
+        chosen = chosen[: chosen.numel() * 2 // 3 or 1]  # a large layer: fewer tokens, which touch fewer experts; the odd ones stay
     return chosen.sort().values
 
 
@@ -107,7 +112,7 @@ def restrict(contract: Contract, arguments: Mapping[str, Any], tokens: Tensor) -
 class OutputEvidence:
     """comparison of the recorded output with the emulation of what was passed; whether it follows from it; findings if not.
 
-    tokens  which were compared
+    tokens  which were compared, of `total`
     trace   the emulation for them
     pairs   whether pairs of broken computations were tried
     open    what was not tried, and where NaN or inf stand
@@ -118,6 +123,7 @@ class OutputEvidence:
     findings: tuple[Finding, ...]
     tokens: Tensor
     trace: Trace
+    total: int
     pairs: bool = True
     open: tuple[str, ...] = ()
 
@@ -130,16 +136,16 @@ def examine(contract: Contract, arguments: Mapping[str, Any], output: Tensor, mo
     got, emulated = output[tokens], trace.output
     comparison = compare(got, emulated)
     if follows(got, emulated, k):
-        return OutputEvidence(comparison, True, (), tokens, trace)
+        return OutputEvidence(comparison, True, (), tokens, trace, len(output))
     memory = arguments.get("output")
     if isinstance(memory, Tensor) and memory.shape == output.shape and compare(output, memory).bit_identical:
-        return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], PROVED, "all tokens", "the output equals, bit for bit, the memory that the call was given to write into"),), tokens, trace)
+        return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], PROVED, "all tokens", "the output equals, bit for bit, the memory that the call was given to write into"),), tokens, trace, len(output))
     if not output.any():
-        return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], CONSISTENT, "all tokens", "every element of the output is zero; the operands do not give zeros"),), tokens, trace)
+        return OutputEvidence(comparison, False, (Finding(FAULTS["output-unwritten"], CONSISTENT, "all tokens", "every element of the output is zero; the operands do not give zeros"),), tokens, trace, len(output))
     findings, not_tried = _search(contract, arguments, got, emulated, tokens, k)
     bad = (~torch.isfinite(output)).nonzero() if not comparison.masks_equal else output.new_zeros(0, 2)
     where = () if not len(bad) else (f"NaN or inf in {bad[:, 0].unique().numel()} of {output.shape[0]} tokens, first in token {bad[0, 0]}, column {bad[0, 1]}",)
-    return OutputEvidence(comparison, False, findings, tokens, trace, not not_tried, (*not_tried, *where))
+    return OutputEvidence(comparison, False, findings, tokens, trace, len(output), not not_tried, (*not_tried, *where))
 
 
 def _search(contract: Contract, arguments: Mapping[str, Any], got: Tensor, emulated: Tensor, tokens: Tensor,

@@ -67,6 +67,26 @@ def examine_router(router: Tensor) -> list[Finding]:
     return []
 
 
+def examine_inputs(arguments: Mapping[str, Any], experts: int) -> list[Finding]:
+    """Activations, router weights and expert ids that no right layer can be given. experts: of all ranks."""
+    out = []
+    x, router, ids = arguments["input"], arguments["token_final_scales"], arguments["token_selected_experts"]
+    bad = ~torch.isfinite(x).all(1)
+    if bad.any():
+        out.append(Finding(FAULTS["input-not-finite"], PROVED, "input", f"NaN or inf in {int(bad.sum())} of {len(bad)} tokens, the first is token {int(bad.nonzero()[0])}"))
+    bad = (~torch.isfinite(router) | (router < 0)).any(1) | (router == 0).all(1)
+    if bad.any():
+        token = int(bad.nonzero()[0])
+        out.append(Finding(FAULTS["router-not-finite"], PROVED, "token_final_scales", f"in {int(bad.sum())} of {len(bad)} tokens; token {token} has "
+                           + ", ".join(f"{v:g}" for v in router[token].tolist()[:8])))
+    bad = (ids < 0) | (ids >= experts)
+    if bad.any():
+        token = int(bad.any(1).nonzero()[0])
+        out.append(Finding(FAULTS["expert-ids"], PROVED, "token_selected_experts", f"{int(bad.sum())} of {ids.numel()} ids are outside 0 to {experts - 1}; token {token} "
+                           "selects " + ", ".join(map(str, ids[token].tolist()[:8]))))
+    return out
+
+
 def vacuity(layer: MoELayer, trace: Trace, arguments: Mapping[str, Any], local_experts: int) -> list[str]:
     """What the output of this call could not have shown, because its data do not reach it."""
     out = []
@@ -82,6 +102,11 @@ def vacuity(layer: MoELayer, trace: Trace, arguments: Mapping[str, Any], local_e
     for name, t in (("w13", layer.up.scales), ("w2", layer.down.scales)):
         if t.unique().numel() == 1:
             out.append(f"all {name} block scales are equal: a misplaced scale could not show")
+    sums = arguments["token_final_scales"].double().sum(1)
+    if bool(((sums - 1).abs() > 1e-2).any()):
+        out.append(f"router weights sum to {sums.min():.3f} to {sums.max():.3f}, not to 1: right only for a model that does not renormalise them")
+    if bool((arguments["token_selected_experts"].sort(1).values.diff(dim=1) == 0).any()):
+        out.append("some tokens select one expert twice")
     if arguments["token_selected_experts"].shape[1] == 1:
         out.append("top-1 routing: a router weight of 1 applied twice could not show")
     return out

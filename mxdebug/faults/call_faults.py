@@ -77,6 +77,23 @@ def _break(s: Situation, keys: tuple[str, ...]) -> Situation:
     return replace(s, dropped=s.dropped | {"w2_bias"})
 
 
+def _first(t: Tensor, value: float) -> Tensor:
+    out = t.clone()
+    out[0, 0] = value
+    return out
+
+
+INPUT_FAULTS = (
+    Fault("input-not-finite", "the activations hold NaN or inf already", ("call",), lambda s, keys: replace(s, x=_first(s.x, float("nan"))),
+          "NaN or inf in the input of the call", "any call", "look upstream: this call only passes it on", ("flashinfer#2595",)),
+    Fault("router-not-finite", "router weights are NaN, inf, negative or all zero", ("call",), lambda s, keys: replace(s, router=_first(s.router, float("nan"))),
+          "the router weights of the call", "any call", "look at the router: logits, softmax and scaling, in float32", ("vllm#37605",)),
+    Fault("expert-ids", "tokens select experts that do not exist", ("call",), lambda s, keys: replace(s, experts=_first(s.experts, s.layer.experts)),
+          "ids outside 0 .. experts - 1; the kernel leaves these slots out", "any call", "map ids with the placement that is in use (expert map, EPLB)",
+          ("sglang#13162", "vllm-gaudi#1796")),
+)
+
+
 OUTPUT_FAULTS = (
     Fault("contract-broken", "an argument breaks the kernel's contract", ("call",), _break,
           "shapes, dtypes or presence of arguments against the contract", "any call", "see what was expected and what was passed"),
