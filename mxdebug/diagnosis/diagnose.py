@@ -17,7 +17,7 @@ from ..contracts import Contract, find
 from ..contracts.cutlass_mxfp4_bf16 import activation as passed_activation
 from ..errors import MxdebugError
 from ..faults import FAULTS
-from ..metrics import Comparison, compare
+from ..metrics import compare
 from ..recipes import Plan, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
 from . import operands, outputs, parameters
