@@ -58,6 +58,7 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
         from .checkpoints import open_checkpoint
 
         opened = open_checkpoint(checkpoint)
+    _threads(max(r.size for r in recordings))
     worst, verdicts = 0, {}
     for r in recordings:
         try:
@@ -79,6 +80,14 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     if len(recordings) > 1:
         click.echo(f"{len(recordings)} calls: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))
     sys.exit(worst)
+
+
+def _threads(size: int) -> None:
+    """On a small call the threads' waiting for each other costs more than they save, above all on a busy machine."""
+    if size < 1 << 26:
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
@@ -117,6 +126,7 @@ def demo(name: str) -> None:
     click.echo(f"An NVIDIA H200 ran FlashInfer's cutlass_fused_moe on the weights of {r.checkpoint}; FlashInfer dumped the call ({r.name}).")
     click.echo("Nothing crashed. What follows is computed from the dump and the checkpoint alone, on this machine:\n")
     click.echo(f"$ mxdebug diagnose {_shown(r.path)} --checkpoint {_shown(r.checkpoint_path)}\n")
+    _threads(0)
     d: Diagnosis = run(r.path, r.checkpoint_path)
     click.echo(str(d))
     click.echo(f"\nWhat was really done wrong when this call was recorded: {r.wrong}.")
