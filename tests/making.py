@@ -55,9 +55,12 @@ def situation(position: str, *, tokens: int = 12, top_k: int = 2, seed: int = 0,
     chosen = checkpoint_layer(name)
     g = torch.Generator().manual_seed(seed)
     x = (torch.randn(tokens, chosen.layer.hidden, generator=g) * magnitude).bfloat16()
-    first = parallel.ep_rank * (chosen.layer.experts // parallel.ep_size)
-    pool = torch.tensor([first, first + 1, *([(first + chosen.layer.experts // parallel.ep_size) % chosen.layer.experts] if parallel.ep_size > 1 else [])]) if few else torch.arange(chosen.layer.experts)
-    ids = torch.stack([pool[torch.randperm(len(pool), generator=g)[:top_k]] for _ in range(tokens)]).int() if tokens else torch.zeros(0, top_k).int()
+    total, local = chosen.layer.experts, chosen.layer.experts // parallel.ep_size
+    first = parallel.ep_rank * local
+    pool = torch.tensor(sorted({first, first + 1, (first + local) % total} if few else range(total)))
+    ids = torch.zeros(tokens, top_k, dtype=torch.int32)
+    for token in range(tokens):
+        ids[token] = pool[torch.randperm(len(pool), generator=g)[:top_k]]
     router = torch.softmax(torch.randn(tokens, top_k, generator=g), -1)
     return Situation.right(recipe("vllm", PATH, chosen.kind), chosen.layer, x, ids, router, parallel)
 
@@ -66,8 +69,8 @@ def call_of(arguments: Mapping[str, Any], output: Tensor | None, **changes: Any)
     """A `Call` with these arguments; without an output it is a crash dump."""
     call = dict(function="cutlass_fused_moe", module="flashinfer.fused_moe.core", arguments=arguments, defaulted=frozenset(),
                 outputs=() if output is None else (output,), status="crashed" if output is None else "completed",
-                versions={"flashinfer": "0.7.4", "torch": "2.11"}, sequence=1, timestamp="20260101_000000_000", process=1, graph_capture=False,
-                signature="", source=None)
+                versions={"flashinfer": "0.7.4", "torch": "2.11"}, sequence=1, timestamp="20260101_000000_000", process=1,
+                graph_capture=False, signature="", source=None)
     return Call(**{**call, **changes})
 
 
@@ -87,7 +90,8 @@ def made_bytes(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def made_layer(experts: int, hidden: int, intermediate: int, *, seed: int = 0, biases: bool = True, dtype: torch.dtype = torch.float32) -> MoELayer:
+def made_layer(experts: int, hidden: int, intermediate: int, *, seed: int = 0, biases: bool = True,
+               dtype: torch.dtype = torch.float32) -> MoELayer:
     """A layer of random codes, with scales within a few powers of two that differ by row and block, and biases in `dtype`."""
     g = torch.Generator().manual_seed(seed)
 

@@ -59,7 +59,8 @@ def test_recorded_right_calls_decode_to_the_checkpoint(name: str) -> None:
 
 # -- contract and recipe ----------------------------------------------------------------------------------------
 
-SIZES = {"aligned": (2, 256, 128), "hidden 320": (3, 320, 128), "intermediate 192": (2, 128, 192), "both": (4, 320, 192), "one block": (1, 32, 32)}
+SIZES = {"aligned": (2, 256, 128), "hidden 320": (3, 320, 128), "intermediate 192": (2, 128, 192), "both": (4, 320, 192),
+         "one block": (1, 32, 32)}
 PARTS = {"whole": Parallel(), "tp 0 of 2": Parallel(2, 0), "tp 1 of 2": Parallel(2, 1), "ep 1 of 2": Parallel(1, 0, 2, 1),
          "tp 2 of 3, ep 3 of 4": Parallel(3, 2, 4, 3)}
 
@@ -126,7 +127,7 @@ def test_ranks_add_up() -> None:
 def test_padding_changes_nothing() -> None:
     """A layer of 320 x 192 computes the same in a kernel that sees 384 x 256; the columns that were added stay zero."""
     layer = made_layer(2, 320, 192, seed=4)
-    part, arguments = made_call(layer, GPT_OSS)
+    arguments = made_call(layer, GPT_OSS)[1]
     out = CONTRACT.emulate(arguments)
     assert out.shape[1] == 384 and not out[:, 320:].any()
     bf16 = replace(layer, **{n: getattr(layer, n).bfloat16() for n in ("gate_bias", "up_bias", "down_bias")}, scale=E8M0_SM90)
@@ -214,34 +215,40 @@ def _scales(index: int, change: Callable[[Tensor], Any]) -> Callable[[dict[str, 
     return lambda a: {**a, "quant_scales": [change(t) if i == index else t for i, t in enumerate(a["quant_scales"])]}
 
 
+_IDS, _ROUTER = "token_selected_experts", "token_final_scales"
+X, IDS, ROUTER = "activations (input)", f"selected experts ({_IDS})", f"router weights ({_ROUTER})"
+W13, W2 = "w13 payload (fc1_expert_weights)", "w2 payload (fc2_expert_weights)"
+S13, S2 = "w13 block scales (quant_scales[0])", "w2 block scales (quant_scales[1])"
+BOTH = "both fc1_expert_biases and fc2_expert_biases, or neither"
 # What was done, and the words that must be in operand, expectation and finding.
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str, str, str]] = {
-    "fp16 activations": (_set("input", lambda t: t.half()), "activations (input)", "torch.bfloat16 [tokens, H]", "torch.float16 [12, 384]"),
-    "fp8 activations": (_set("input", lambda t: t.to(torch.float8_e4m3fn)), "activations (input)", "torch.bfloat16", "float8_e4m3fn"),
-    "3-D activations": (_set("input", lambda t: t[None]), "activations (input)", "[tokens, H]", "[1, 12, 384]"),
-    "no activations": (_set("input", lambda t: None), "activations (input)", "torch.bfloat16", "NoneType"),
-    "narrow activations": (_set("input", lambda t: t[:, :256]), "w13 payload (fc1_expert_weights)", "shape [4, 512, 192]", "activations [12, 256]"),
-    "int64 weights": (_set("fc1_expert_weights", lambda t: t.view(torch.int64)), "w13 payload (fc1_expert_weights)", "torch.uint8", "torch.int64"),
-    "int64 w2": (_set("fc2_expert_weights", lambda t: t.view(torch.int64)), "w2 payload (fc2_expert_weights)", "torch.uint8", "torch.int64"),
-    "no weights": (_set("fc1_expert_weights", lambda t: None), "w13 payload (fc1_expert_weights)", "torch.uint8 [E, 2I, H/2]", "none"),
-    "weights as a list": (_set("fc1_expert_weights", lambda t: [t]), "w13 payload (fc1_expert_weights)", "a tensor", "list"),
+    "fp16 activations": (_set("input", lambda t: t.half()), X, "torch.bfloat16 [tokens, H]", "torch.float16 [12, 384]"),
+    "fp8 activations": (_set("input", lambda t: t.to(torch.float8_e4m3fn)), X, "torch.bfloat16", "float8_e4m3fn"),
+    "3-D activations": (_set("input", lambda t: t[None]), X, "[tokens, H]", "[1, 12, 384]"),
+    "no activations": (_set("input", lambda t: None), X, "torch.bfloat16", "NoneType"),
+    "narrow activations": (_set("input", lambda t: t[:, :256]), W13, "shape [4, 512, 192]", "activations [12, 256]"),
+    "int64 weights": (_set("fc1_expert_weights", lambda t: t.view(torch.int64)), W13, "torch.uint8", "torch.int64"),
+    "int64 w2": (_set("fc2_expert_weights", lambda t: t.view(torch.int64)), W2, "torch.uint8", "torch.int64"),
+    "no weights": (_set("fc1_expert_weights", lambda t: None), W13, "torch.uint8 [E, 2I, H/2]", "none"),
+    "weights as a list": (_set("fc1_expert_weights", lambda t: [t]), W13, "a tensor", "list"),
     "2-D weights": (_set("fc1_expert_weights", lambda t: t.flatten(0, 1)), "w13 and w2 payload", "[E, 2I, H/2]", "[2048, 192]"),
     "experts of one weight only": (_set("fc2_expert_weights", lambda t: t[:3]), "w13 and w2 payload", "[E, H, I/2]", "[3, 384, 128]"),
-    "half of the rows": (_set("fc1_expert_weights", lambda t: t[:, :256]), "w13 payload (fc1_expert_weights)", "[4, 512, 192]", "[4, 256, 192]"),
+    "half of the rows": (_set("fc1_expert_weights", lambda t: t[:, :256]), W13, "[4, 512, 192]", "[4, 256, 192]"),
     "unpadded hidden size": (lambda a: {**a, "fc1_expert_weights": a["fc1_expert_weights"][..., :160], "input": a["input"][:, :320],
                                         "fc2_expert_weights": a["fc2_expert_weights"][:, :320]}, "hidden size", "a multiple of 128", "320"),
     "unpadded intermediate size": (lambda a: {**a, "fc1_expert_weights": a["fc1_expert_weights"][:, :384],
-                                              "fc2_expert_weights": a["fc2_expert_weights"][..., :96]}, "intermediate size", "a multiple of 128", "192"),
-    "scales as floats": (_scales(0, lambda t: t.float()), "w13 block scales (quant_scales[0])", "torch.uint8", "torch.float32"),
-    "scales as e8m0": (_scales(1, lambda t: t.view(torch.float8_e8m0fnu)), "w2 block scales (quant_scales[1])", "torch.uint8", "e8m0fnu"),
-    "scales as int32": (_scales(0, lambda t: t.view(torch.int32)), "w13 block scales (quant_scales[0])", "torch.uint8", "torch.int32"),
-    "scales of 16 elements": (_scales(0, lambda t: torch.cat([t, t], dim=-1)), "w13 block scales (quant_scales[0])",
+                                              "fc2_expert_weights": a["fc2_expert_weights"][..., :96]},
+                                   "intermediate size", "a multiple of 128", "192"),
+    "scales as floats": (_scales(0, lambda t: t.float()), S13, "torch.uint8", "torch.float32"),
+    "scales as e8m0": (_scales(1, lambda t: t.view(torch.float8_e8m0fnu)), S2, "torch.uint8", "e8m0fnu"),
+    "scales as int32": (_scales(0, lambda t: t.view(torch.int32)), S13, "torch.uint8", "torch.int32"),
+    "scales of 16 elements": (_scales(0, lambda t: torch.cat([t, t], dim=-1)), S13,
                               "24576 bytes: 4 experts x 512 rows x 12 blocks", "49152 bytes"),
-    "scales of an unpadded layer": (_scales(1, lambda t: t.flatten(1)[:, :-64]), "w2 block scales (quant_scales[1])", "12288 bytes", "12032 bytes"),
-    "one scale tensor": (_set("quant_scales", lambda q: q[:1]), "w2 block scales (quant_scales[1])", "torch.uint8", "none"),
-    "no scales": (_set("quant_scales", lambda q: None), "w13 block scales (quant_scales[0])", "torch.uint8", "none"),
-    "w13 bias only": (_set("fc2_expert_biases", lambda t: None), "biases", "both fc1_expert_biases and fc2_expert_biases, or neither", "one of them"),
-    "w2 bias only": (_set("fc1_expert_biases", lambda t: None), "biases", "both fc1_expert_biases and fc2_expert_biases, or neither", "one of them"),
+    "scales of an unpadded layer": (_scales(1, lambda t: t.flatten(1)[:, :-64]), S2, "12288 bytes", "12032 bytes"),
+    "one scale tensor": (_set("quant_scales", lambda q: q[:1]), S2, "torch.uint8", "none"),
+    "no scales": (_set("quant_scales", lambda q: None), S13, "torch.uint8", "none"),
+    "w13 bias only": (_set("fc2_expert_biases", lambda t: None), "biases", BOTH, "one of them"),
+    "w2 bias only": (_set("fc1_expert_biases", lambda t: None), "biases", BOTH, "one of them"),
     "float32 bias": (_set("fc1_expert_biases", lambda t: t.float()), "w13 bias (fc1_expert_biases)", "torch.bfloat16", "torch.float32"),
     "float32 w2 bias": (_set("fc2_expert_biases", lambda t: t.float()), "w2 bias (fc2_expert_biases)", "torch.bfloat16", "torch.float32"),
     "unpadded bias": (_set("fc1_expert_biases", lambda t: t[:, :384]), "w13 bias", "shape [4, 512]", "shape [4, 384]"),
@@ -249,15 +256,15 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str, str, st
     "alpha as a float": (_set("swiglu_alpha", lambda t: 1.702), "swiglu_alpha", "torch.float32 [experts on this rank]", "float"),
     "limit in bf16": (_set("swiglu_limit", lambda t: t.bfloat16()), "swiglu_limit", "torch.float32", "torch.bfloat16 [4]"),
     "beta as a scalar": (_set("swiglu_beta", lambda t: t[0]), "swiglu_beta", "[experts on this rank]", "torch.float32 []"),
-    "alpha of all ranks": (_set("swiglu_alpha", lambda t: torch.cat([t, t])), "swiglu alpha", "shape [4], one for each expert", "shape [8]"),
+    "alpha of all ranks": (_set("swiglu_alpha", lambda t: torch.cat([t, t])), "swiglu alpha", "shape [4]", "shape [8]"),
     "unknown activation": (_set("activation_type", lambda t: "Gelu"), "activation_type", "one of Swiglu", "Gelu"),
-    "layer with gate as one without": (_set("activation_type", lambda t: "Relu2"), "w13 payload (fc1_expert_weights)", "[4, 256, 192]", "[4, 512, 192]"),
-    "int64 expert ids": (_set("token_selected_experts", lambda t: t.long()), "selected experts (token_selected_experts)", "torch.int32 [12, top-k]", "torch.int64"),
-    "expert ids of fewer tokens": (_set("token_selected_experts", lambda t: t[:5]), "selected experts (token_selected_experts)", "[12, top-k]", "[5, 2]"),
-    "no expert ids": (_set("token_selected_experts", lambda t: None), "selected experts (token_selected_experts)", "torch.int32", "NoneType"),
-    "bf16 router weights": (_set("token_final_scales", lambda t: t.bfloat16()), "router weights (token_final_scales)", "torch.float32 [12, 2]", "torch.bfloat16"),
-    "router weights of another top-k": (_set("token_final_scales", lambda t: t[:, :1]), "router weights (token_final_scales)", "[12, 2]", "[12, 1]"),
-    "no router weights": (_set("token_final_scales", lambda t: None), "router weights (token_final_scales)", "torch.float32", "NoneType"),
+    "layer with gate as one without": (_set("activation_type", lambda t: "Relu2"), W13, "[4, 256, 192]", "[4, 512, 192]"),
+    "int64 expert ids": (_set(_IDS, lambda t: t.long()), IDS, "torch.int32 [12, top-k]", "torch.int64"),
+    "expert ids of fewer tokens": (_set(_IDS, lambda t: t[:5]), IDS, "[12, top-k]", "[5, 2]"),
+    "no expert ids": (_set(_IDS, lambda t: None), IDS, "torch.int32", "NoneType"),
+    "bf16 router weights": (_set(_ROUTER, lambda t: t.bfloat16()), ROUTER, "torch.float32 [12, 2]", "torch.bfloat16"),
+    "router weights of another top-k": (_set(_ROUTER, lambda t: t[:, :1]), ROUTER, "[12, 2]", "[12, 1]"),
+    "no router weights": (_set(_ROUTER, lambda t: None), ROUTER, "torch.float32", "NoneType"),
 }
 
 
@@ -288,7 +295,8 @@ class _Enum:
 
 
 @pytest.mark.parametrize(("kind", "parameters", "want"), [
-    ("Swiglu", (), "silu"), ("Swiglu", ("limit",), "swiglu"), ("Swiglu", ("alpha", "beta", "limit"), "swiglu"), ("SwigluBias", (), "swiglu"),
+    ("Swiglu", (), "silu"), ("Swiglu", ("limit",), "swiglu"), ("Swiglu", ("alpha", "beta", "limit"), "swiglu"),
+    ("SwigluBias", (), "swiglu"),
     ("Geglu", (), "gelu"), (_Enum(), (), "gelu"), ("GegluTanh", (), "gelu_tanh")], ids=str)
 def test_activation_that_arguments_select(kind: Any, parameters: tuple[str, ...], want: str) -> None:
     """Any of alpha, beta, limit turns Swiglu into SwigluBias; without them it is plain silu(gate) * up."""
@@ -302,7 +310,8 @@ def test_layer_without_gate() -> None:
     """Relu2: w13 has one half, and all rows are up."""
     a = situation("minimax").arguments()
     layer = CONTRACT.decode(a)
-    plain = {**a, "fc1_expert_weights": a["fc1_expert_weights"][:, :256].contiguous(), "quant_scales": [a["quant_scales"][0][:, :4].contiguous(), a["quant_scales"][1]],
+    plain = {**a, "fc1_expert_weights": a["fc1_expert_weights"][:, :256].contiguous(),
+             "quant_scales": [a["quant_scales"][0][:, :4].contiguous(), a["quant_scales"][1]],
              "activation_type": "Relu2", "swiglu_alpha": None, "swiglu_beta": None, "swiglu_limit": None}
     seen = CONTRACT.decode(plain)
     assert seen.gate is None and torch.equal(seen.up.payload, layer.up.payload) and torch.equal(seen.up.scales, layer.up.scales)

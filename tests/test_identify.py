@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mxdebug.errors import MxdebugError
 from mxdebug.layouts import (GATE_UP, GROUPS_64, INTERLEAVED, INTERLEAVED_UP, LINEAR, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, SHUFFLE_16,
-                             SHUFFLE_32, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4, TRANSPOSED,
-                             UP_GATE, V_CACHE_4x4, WEIGHT_LAYOUTS, Composed, Layout, identify, match_rows, row_hashes)
+                             SHUFFLE_32, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4,
+                             TRANSPOSED, UP_GATE, V_CACHE_4x4, WEIGHT_LAYOUTS, Composed, Layout, identify, match_rows, row_hashes)
 from mxdebug.recorded import kernel_dumps
 
 NAMED = [o for o in ROW_ORDERS if o is not GATE_UP]
@@ -60,8 +60,9 @@ def test_a_layout_applied_twice(layout: Layout) -> None:
     assert found.name == f"{layout.name} applied twice" and found.certain
 
 
-@pytest.mark.parametrize(("first", "second"), [(SM90_SCALE_FOLD, SWIZZLE_128x4), (SWIZZLE_128x4, SM90_SCALE_FOLD), (SWIZZLE_8x4, SWIZZLE_128x4),
-                                              (V_CACHE_4x4, SWIZZLE_8x4), (SM90_SCALE_FOLD, TRANSPOSED)], ids=lambda x: x.name)
+@pytest.mark.parametrize(("first", "second"), [(SM90_SCALE_FOLD, SWIZZLE_128x4), (SWIZZLE_128x4, SM90_SCALE_FOLD),
+                                              (SWIZZLE_8x4, SWIZZLE_128x4), (V_CACHE_4x4, SWIZZLE_8x4),
+                                              (SM90_SCALE_FOLD, TRANSPOSED)], ids=lambda x: x.name)
 def test_compositions(first: Layout, second: Layout) -> None:
     t = made_bytes(2, 256, 20)
     found = identify(composed(first, second, t), t, kind="scales")
@@ -70,11 +71,13 @@ def test_compositions(first: Layout, second: Layout) -> None:
 
 def test_weight_interleave_applied_twice() -> None:
     t = made_bytes(2, 64, 64)
-    assert identify(composed(SM90_WEIGHT_INTERLEAVE, SM90_WEIGHT_INTERLEAVE, t), t, kind="weights").name == "SM90 weight interleave applied twice"
-    assert identify(composed(SM90_WEIGHT_INTERLEAVE, SM12X_WEIGHT_TILES, t), t, kind="weights").name == "SM12x weight tiles of SM90 weight interleave"
+    for second, name in ((SM90_WEIGHT_INTERLEAVE, "SM90 weight interleave applied twice"),
+                         (SM12X_WEIGHT_TILES, "SM12x weight tiles of SM90 weight interleave")):
+        assert identify(composed(SM90_WEIGHT_INTERLEAVE, second, t), t, kind="weights").name == name
 
 
-@pytest.mark.parametrize("function", ["block_scale_interleave", "interleave_moe_scales_for_sm90_mixed_gemm", "interleave_moe_weights_for_sm90_mixed_gemm"])
+@pytest.mark.parametrize("function", ["block_scale_interleave", "interleave_moe_scales_for_sm90_mixed_gemm",
+                                      "interleave_moe_weights_for_sm90_mixed_gemm"])
 def test_recorded_kernels_are_named(function: str) -> None:
     """What FlashInfer's own kernels wrote on an H200, from bytes alone."""
     from mxdebug.calls import load
@@ -214,7 +217,8 @@ def test_4_columns_are_named_as_the_same_map() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**31), st.sampled_from(SCALE_LAYOUTS), st.sampled_from([(128, 8), (256, 4), (256, 16), (512, 12), (64, 20)]), st.booleans())
+@given(st.integers(0, 2**31), st.sampled_from(SCALE_LAYOUTS), st.sampled_from([(128, 8), (256, 4), (256, 16), (512, 12), (64, 20)]),
+       st.booleans())
 def test_what_is_certain_is_true(seed: int, layout: Layout, shape: tuple[int, int], swap: bool) -> None:
     """Whatever the data: the layout that made the bytes is among the matches, and `certain` only where all matches are one map."""
     few = made_bytes(*shape, seed=seed) % (2 + seed % 5) + 120  # few values, so that accidents happen
@@ -284,7 +288,8 @@ def test_row_hashes_tell_rows_apart() -> None:
 
 
 def test_row_hashes_see_the_order_of_bytes() -> None:
-    t = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]], dtype=torch.uint8)
+    a, b = [1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 0, 0, 0, 0, 0, 0]
+    t = torch.tensor([a + b, b + a], dtype=torch.uint8)
     assert row_hashes(t).unique().numel() == 2
 
 

@@ -99,7 +99,8 @@ def test_recipes_state_their_key_and_source() -> None:
     assert all(r.contract is CONTRACT and "--moe-backend" in r.forced_by for r in RECIPES)
 
 
-@pytest.mark.parametrize(("engine", "path", "kind"), [("sglang", PATH, GPT_OSS), ("vllm", "mxfp4/MARLIN", GPT_OSS), ("vllm", PATH, "modelopt")])
+@pytest.mark.parametrize(("engine", "path", "kind"), [("sglang", PATH, GPT_OSS), ("vllm", "mxfp4/MARLIN", GPT_OSS),
+                                                         ("vllm", PATH, "modelopt")])
 def test_unknown_recipe_lists_those_that_exist(engine: str, path: str, kind: str) -> None:
     with pytest.raises(MxdebugError) as error:
         recipe(engine, path, kind)
@@ -145,8 +146,8 @@ def test_printed_plan() -> None:
 def test_printed_plan_of_a_fault_shows_it() -> None:
     plan = recipe("vllm", PATH, GPT_OSS).plan(made_layer(2, 256, 192))
     text = str(plan.edit("w13", padding=PAD_END, order=GATE_UP, shuffle=SHUFFLE_32, experts=(1, 0), values=SWAP_NIBBLES))
-    assert text.splitlines()[0] == ("w13        nibbles swapped | experts 1,0 | rows g0,u0,g1,u1 -> [w1; w3] | pad the end of all rows 384 -> 512 | "
-                                    "TRT-LLM shuffle in 32 | SM90 weight interleave")
+    assert text.splitlines()[0] == ("w13        nibbles swapped | experts 1,0 | rows g0,u0,g1,u1 -> [w1; w3] | "
+                                    "pad the end of all rows 384 -> 512 | TRT-LLM shuffle in 32 | SM90 weight interleave")
     assert text.splitlines()[1:] == str(plan).splitlines()[1:]  # the other operands are untouched
     assert "SM90 scale fold applied twice" in str(plan.edit("w2_scale", layout=Composed(SM90_SCALE_FOLD, SM90_SCALE_FOLD)))
 
@@ -174,9 +175,9 @@ def test_faulty_plan_inverts_too() -> None:
     """A fault that loses nothing can be undone, however many slots it fills."""
     layer = made_layer(3, 256, 192, dtype=torch.bfloat16)
     plan = recipe("vllm", PATH, GPT_OSS).plan(layer)
-    for key, slots in {"w13": dict(padding=PAD_END, order=INTERLEAVED, values=SWAP_NIBBLES, layout=LINEAR), "w13_bias": dict(shuffle=SHUFFLE_16),
-                       "w13_scale": dict(experts=(2, 0, 1), layout=Composed(SM90_SCALE_FOLD, SWIZZLE_128x4)), "w2": dict(experts=(1, 2, 0)),
-                       "w2_scale": dict(layout=SWIZZLE_128x4)}.items():
+    for key, slots in {"w13": {"padding": PAD_END, "order": INTERLEAVED, "values": SWAP_NIBBLES, "layout": LINEAR},
+                       "w13_scale": {"experts": (2, 0, 1), "layout": Composed(SM90_SCALE_FOLD, SWIZZLE_128x4)},
+                       "w13_bias": {"shuffle": SHUFFLE_16}, "w2": {"experts": (1, 2, 0)}, "w2_scale": {"layout": SWIZZLE_128x4}}.items():
         plan = plan.edit(key, **slots)
     assert_same_layer(plan.invert(plan.convert(layer), layer), layer)
     right = recipe("vllm", PATH, GPT_OSS).plan(layer).convert(layer)
@@ -219,9 +220,11 @@ def test_logical_operands() -> None:
 # -- stages -----------------------------------------------------------------------------------------------------
 
 STAGES: dict[str, tuple[Stage, tuple[int, ...]]] = {
-    "pad halves": (PadHalves(2, 5, 8, 3, 4), (2, 10, 3)), "pad rows": (PadHalves(1, 5, 8), (2, 5)), "pad end": (PadEnd(10, 16, 3, 4), (2, 10, 3)),
+    "pad halves": (PadHalves(2, 5, 8, 3, 4), (2, 10, 3)), "pad rows": (PadHalves(1, 5, 8), (2, 5)),
+    "pad end": (PadEnd(10, 16, 3, 4), (2, 10, 3)),
     "shuffle": (Shuffle(SHUFFLE_32), (2, 64, 3)), "experts": (Experts((2, 0, 1)), (3, 4, 2)), "nibbles": (SWAP_NIBBLES, (2, 4, 3)),
-    "lay": (Lay(SM90_WEIGHT_INTERLEAVE, 32, 64, (32, 64)), (2, 32, 64)), "lay composed": (Lay(Composed(SM90_SCALE_FOLD, SWIZZLE_128x4), 128, 8, (1024,)), (2, 128, 8)),
+    "lay": (Lay(SM90_WEIGHT_INTERLEAVE, 32, 64, (32, 64)), (2, 32, 64)),
+    "lay composed": (Lay(Composed(SM90_SCALE_FOLD, SWIZZLE_128x4), 128, 8, (1024,)), (2, 128, 8)),
     **{f"rows {o.name}": (Rows(o, was="?"), (2, 256, 3)) for o in ROW_ORDERS if o is not GATE_UP}}
 
 
@@ -249,7 +252,8 @@ def test_experts_and_nibbles_written_out() -> None:
 def test_cast_by_value_is_what_torch_does_to_e8m0() -> None:
     """`.to(torch.uint8)` on float8_e8m0fnu: 127 (1.0) becomes 1, 130 (8.0) becomes 8, what is below 1 or above 128 becomes 0."""
     codes = torch.arange(255, dtype=torch.uint8)
-    assert torch.equal(CAST_BY_VALUE.apply(codes), codes.view(torch.float8_e8m0fnu).float().to(torch.int64).clamp(max=2**62).to(torch.uint8))
+    numbers = codes.view(torch.float8_e8m0fnu).float().to(torch.int64).clamp(max=2**62)
+    assert torch.equal(CAST_BY_VALUE.apply(codes), numbers.to(torch.uint8))
     assert [CAST_BY_VALUE.table[c] for c in (0, 126, 127, 130, 134, 135, 254, 255)] == [0, 0, 1, 8, 128, 0, 0, 0]
     assert not CAST_BY_VALUE.lossless and SWAP_NIBBLES.lossless
     assert CAST_BY_VALUE.undo(torch.tensor([1, 8, 0], dtype=torch.uint8)).tolist() == [127, 130, 0]  # the lowest byte that leads there
@@ -270,7 +274,8 @@ def test_row_indices_follow_every_stage() -> None:
     """Form.row_indices says which logical row stands where; checked by sending row numbers through the form's own stages."""
     layer = made_layer(1, 128, 192)
     plan = recipe("vllm", PATH, GPT_OSS).plan(layer)
-    for slots in ({}, {"order": INTERLEAVED}, {"padding": PAD_END}, {"padding": PAD_END, "order": UP_GATE, "shuffle": SHUFFLE_16}, {"shuffle": SHUFFLE_32}):
+    for slots in ({}, {"order": INTERLEAVED}, {"padding": PAD_END}, {"padding": PAD_END, "order": UP_GATE, "shuffle": SHUFFLE_16},
+                  {"shuffle": SHUFFLE_32}):
         form = plan.edit("w13_bias", **slots).forms["w13_bias"]
         numbers = torch.arange(1, 385, dtype=torch.float32)[None]  # 384 rows: 1.. as bf16 holds 256 of them exactly, so no ToDtype
         for stage in form.stages[:-1]:
