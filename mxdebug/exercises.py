@@ -87,8 +87,12 @@ def _place(answer: Any = None) -> Answer:
 
 
 def _scale_fault(layout: str) -> str:
+    call, layer = _recorded("c01")
+    contract = find(call.function, call.arguments)
+    form = recipe("vllm", contract.path, layer.kind).plan(layer.layer).forms["w13_scale"]
     for f in FAULTS.values():
-        if f.slots and getattr(f.slots.get("layout"), "name", None) == layout and "w13_scale" in f.strikes:
+        slots = f.slots("w13_scale", form, contract) if f.slots and "w13_scale" in f.strikes else None
+        if slots and getattr(slots.get("layout"), "name", None) == layout:
             return f.id
     return "layout-other"
 
@@ -137,7 +141,7 @@ def _wrong_scales(got: Tensor, wanted: Tensor, name: str, call: Call, layer: Che
     scales = [got.reshape(wanted.shape[0], *call.arguments["quant_scales"][0].shape[1:]), *call.arguments["quant_scales"][1:]]
     arguments = {**call.arguments, "quant_scales": scales}
     d = diagnose(replace(call, arguments=arguments, outputs=(contract.emulate(arguments),)), layer)
-    says = [f"With these bytes a diagnosis says: {f.fault.title} [{f.strength}]" for f in d.findings]
+    says = [f"With these bytes a diagnosis says: {f.title} [{f.strength}]" for f in d.findings]
     says = says or ["No known fault leads to these bytes. Undo your steps one by one and compare with what went in."]
     end = f"The model would go on without an error, its output off by relative L2 {d.truth.relative_l2:.3f}."
     return Answer(False, "\n".join([share, *says, end]))
@@ -165,7 +169,7 @@ def _made_scales() -> Tensor:
 # -- name the fault of a recorded call ---------------------------------------------------------------------------------
 
 
-CHOICES = ("rows-gate-up", "rows-interleaved", "scales-not-folded", "scales-128x4", "scales-transposed", "weights-not-interleaved",
+CHOICES = ("rows-gate-up", "rows-interleaved", "scales-linear", "scales-128x4", "scales-transposed", "weights-linear",
            "nibbles-swapped", "scales-cast-by-value")
 
 

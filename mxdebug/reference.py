@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from . import mufu
 from .errors import MxdebugError
 from .formats import BlockTensor, ScaleCodec
+from .requantise import Quantiser
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class Roundings:
     accumulate  how many products along K a GEMM sums at a time; each sum is cut to float32 (tensor cores do not round),
                 multiplied by the block's scale and added to the float32 total, in the order of K. None: one float64 sum
     fast_math   sigmoid and the weighted sum over experts as nvcc -use_fast_math compiles them
+    requantise  how the inner activation is quantised for the second GEMM; None: it is not
+    bias_in_gemm  the down bias is added before GEMM2's result is stored, not after
+    fused       the router weight is applied in GEMM2, whose result is then rounded and added to the output in `output`'s dtype
     """
 
     gemm1: torch.dtype | None
@@ -31,6 +36,9 @@ class Roundings:
     output: torch.dtype | None
     accumulate: int | None = None
     fast_math: bool = False
+    requantise: Quantiser | None = None
+    bias_in_gemm: bool = False
+    fused: bool = False
 
 
 EXACT = Roundings(None, None, None, None)
@@ -128,6 +136,9 @@ class Parallel:
                 raise MxdebugError(f"{name}_rank", f"0 <= rank < {name}_size = {size}", str(rank))
 
 
+INPUT_SCALES = ("w13_input_scale", "w2_input_scale", "a2_gscale")
+
+
 @dataclass(frozen=True)
 class MoELayer:
     """A mixture of experts in logical order, whatever order its file or kernel uses.
@@ -136,6 +147,8 @@ class MoELayer:
     down       BlockTensor [E, H, I]
     *_bias     [E, I], [E, I], [E, H] or None
     scale      the codec that the reader applies to block scales; None: the format's own
+    w13_input_scale, w2_input_scale   float32 [E], NVFP4 checkpoints: global scale (a multiplier) of the activations of each GEMM
+    a2_gscale  float32 [E], as a kernel gets it: what the inner activation is multiplied with before it is quantised to NVFP4
     """
 
     gate: BlockTensor | None
@@ -146,6 +159,9 @@ class MoELayer:
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     scale: ScaleCodec | None = None
+    w13_input_scale: Tensor | None = None
+    w2_input_scale: Tensor | None = None
+    a2_gscale: Tensor | None = None
 
     def __post_init__(self) -> None:
         e, i, h = self.up.shape
@@ -161,6 +177,10 @@ class MoELayer:
             t = getattr(self.activation, name)
             if t is not None and tuple(t.shape) != (e,):
                 raise MxdebugError(f"swiglu {name}", f"shape [{e}], one for each expert", f"shape {list(t.shape)}")
+        for name in INPUT_SCALES:
+            t = getattr(self, name)
+            if t is not None and tuple(t.shape) != (e,):
+                raise MxdebugError(name, f"shape [{e}], one for each expert", f"shape {list(t.shape)}")
 
     @property
     def experts(self) -> int:
@@ -173,6 +193,16 @@ class MoELayer:
     @property
     def hidden(self) -> int:
         return self.up.shape[2]
+
+    def take(self, experts: slice | list[int]) -> MoELayer:
+        """Some experts only."""
+        def some(t: Any) -> Any:
+            return None if t is None else t[experts]
+
+        a = self.activation
+        activation = replace(a, alpha=some(a.alpha), beta=some(a.beta), limit=some(a.limit))
+        names = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias", *INPUT_SCALES)
+        return replace(self, activation=activation, **{n: some(getattr(self, n)) for n in names})
 
     def part(self, p: Parallel) -> MoELayer:
         """The slice that one rank holds.
@@ -187,19 +217,15 @@ class MoELayer:
         rows = slice(p.tp_rank * share, min((p.tp_rank + 1) * share, self.intermediate))
         if rows.start >= self.intermediate:
             raise MxdebugError("tp_rank", f"a rank that holds some of {self.intermediate // block} blocks", f"rank {p.tp_rank} of {p.tp_size}")
-        which = slice(p.ep_rank * n, (p.ep_rank + 1) * n)
+        mine = self.take(slice(p.ep_rank * n, (p.ep_rank + 1) * n))
         per_byte = 2 if self.down.format.packed else 1
-        down = replace(self.down[which],
-                       payload=self.down.payload[which, :, rows.start // per_byte: rows.stop // per_byte],
-                       scales=self.down.scales[which, :, rows.start // block: rows.stop // block])
-        pick = {name: None if t is None else t[which] for name, t in
-                (("alpha", self.activation.alpha), ("beta", self.activation.beta), ("limit", self.activation.limit))}
-        return replace(
-            self, gate=None if self.gate is None else self.gate[which, rows], up=self.up[which, rows], down=down,
-            activation=replace(self.activation, **pick),
-            gate_bias=None if self.gate_bias is None else self.gate_bias[which, rows],
-            up_bias=None if self.up_bias is None else self.up_bias[which, rows],
-            down_bias=None if self.down_bias is None else self.down_bias[which])
+        down = replace(mine.down, payload=mine.down.payload[..., rows.start // per_byte: rows.stop // per_byte],
+                       scales=mine.down.scales[..., rows.start // block: rows.stop // block])
+
+        def cut(t: Any) -> Any:
+            return None if t is None else t[:, rows]
+
+        return replace(mine, gate=cut(mine.gate), up=cut(mine.up), down=down, gate_bias=cut(mine.gate_bias), up_bias=cut(mine.up_bias))
 
 
 @dataclass(frozen=True)
@@ -239,9 +265,13 @@ def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, para
         token, slot = (local == e).nonzero(as_tuple=True)
         gate, up = _first_gemm(x[token], layer, e, roundings, compute)
         act = _store(layer.activation(gate, up, e, mufu.sigmoid if roundings.fast_math else torch.sigmoid), roundings.activation)
-        y = _gemm(act, layer.down[e], layer.scale, roundings, roundings.gemm2, compute)
+        if roundings.requantise is not None:
+            act = roundings.requantise(act, None if layer.a2_gscale is None else layer.a2_gscale[e]).dequantise().to(compute)
+        y = _gemm(act, layer.down[e], layer.scale, roundings, None if roundings.bias_in_gemm else roundings.gemm2, compute)
         if layer.down_bias is not None and parallel.tp_rank == 0:
             y = y + layer.down_bias[e].to(compute)
+        if roundings.bias_in_gemm:
+            y = _store(y, roundings.gemm2)
         contributions[token, slot] = y
         if keep:
             kept.append((token, slot, torch.full_like(token, e), *(() if gate is None else (gate,)), up))
@@ -251,7 +281,9 @@ def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, para
         # float64 holds the product exactly: a fused multiply-add, rounded once. Without fast_math the product is rounded too.
         product = contributions[:, k].double() * router[:, k, None].double()
         added = out.double() + (product if roundings.fast_math else product.to(compute).double())
-        out = torch.where(here, added.to(compute), out)
+        if roundings.fused:
+            added = out.double() + _store(product.to(compute), roundings.output).double()
+        out = torch.where(here, _store(added.to(compute), roundings.output) if roundings.fused else added.to(compute), out)
     if roundings.output is not None:
         out = out.to(roundings.output)
     columns = [torch.cat(c) for c in zip(*kept)] if kept else []
@@ -279,7 +311,11 @@ def linear(x: Tensor, weight: BlockTensor, bias: Tensor | None = None, *, scale:
 
 def _gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec | None, r: Roundings, stored: torch.dtype | None, compute: torch.dtype) -> Tensor:
     if r.accumulate is None:
-        return _store((x.double() @ weight.dequantise(torch.float64, scale).T).to(compute), stored)
+        alpha = weight.global_scale if weight.global_scale is not None and r != EXACT else None
+        if alpha is not None:  # kernels scale the sum, not the weights
+            weight = replace(weight, global_scale=torch.ones_like(alpha))
+        y = (x.double() @ weight.dequantise(torch.float64, scale).T).to(compute)
+        return _store(y if alpha is None else y * alpha.to(compute), stored)
     if r.accumulate != weight.format.block or weight.format.outer:
         raise MxdebugError("Roundings.accumulate", f"the block {weight.format.block} of {weight.format.name}",
                            str(r.accumulate), "its outer scale is no power of two" if weight.format.outer else "")

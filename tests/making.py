@@ -16,7 +16,7 @@ from mxdebug.checkpoints import CheckpointLayer, open_checkpoint
 from mxdebug.contracts import Contract, contract
 from mxdebug.diagnosis import Diagnosis, diagnose
 from mxdebug.faults import Situation
-from mxdebug.formats import MXFP4, BlockTensor
+from mxdebug.formats import MXFP4, BlockFormat, BlockTensor
 from mxdebug.recipes import recipe
 from mxdebug.reference import Activation, MoELayer, Parallel
 
@@ -91,33 +91,42 @@ def made_bytes(*shape: int, seed: int = 0) -> Tensor:
 
 
 def made_layer(experts: int, hidden: int, intermediate: int, *, seed: int = 0, biases: bool = True,
-               dtype: torch.dtype = torch.float32) -> MoELayer:
-    """A layer of random codes, with scales within a few powers of two that differ by row and block, and biases in `dtype`."""
+               dtype: torch.dtype = torch.float32, fmt: BlockFormat = MXFP4, gated: bool = True) -> MoELayer:
+    """A layer of random codes, with scales within a few powers of two that differ by row and block, and biases in `dtype`.
+
+    NVFP4: E4M3 scales between 2^-2 and 2^2, global and input scales that differ by expert, and by half.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def weight(rows: int, columns: int) -> BlockTensor:
-        scales = torch.randint(116, 124, (experts, rows, columns // 32), generator=g, dtype=torch.uint8)
-        return BlockTensor(torch.randint(0, 256, (experts, rows, columns // 2), generator=g, dtype=torch.uint8), scales, MXFP4)
+        low, high = (0x28, 0x48) if fmt.outer else (116, 124)
+        scales = torch.randint(low, high, (experts, rows, columns // fmt.block), generator=g, dtype=torch.uint8)
+        payload = torch.randint(0, 256, (experts, rows, columns // 2), generator=g, dtype=torch.uint8)
+        return BlockTensor(payload, scales, fmt, per_expert(2.0**-8) if fmt.outer else None)
+
+    def per_expert(scale: float) -> Tensor:
+        return (torch.rand(experts, generator=g) + 0.5) * scale
 
     def bias(rows: int) -> Tensor | None:
         return torch.randn(experts, rows, generator=g).to(dtype) if biases else None
 
-    act = Activation("swiglu", *(torch.full((experts,), v) for v in (1.702, 1.0, 7.0)))
-    return MoELayer(weight(intermediate, hidden), weight(intermediate, hidden), weight(hidden, intermediate), act,
-                    bias(intermediate), bias(intermediate), bias(hidden))
+    act = Activation("swiglu", *(torch.full((experts,), v) for v in (1.702, 1.0, 7.0))) if gated else Activation("relu2")
+    gate, up, down = weight(intermediate, hidden) if gated else None, weight(intermediate, hidden), weight(hidden, intermediate)
+    inputs = {"w13_input_scale": per_expert(2.0**-9), "w2_input_scale": per_expert(2.0**-8)} if fmt.outer else {}
+    return MoELayer(gate, up, down, act, bias(intermediate) if gated else None, bias(intermediate), bias(hidden), **inputs)
 
 
-def padded(layer: MoELayer, intermediate: int, hidden: int) -> MoELayer:
-    """The same layer with zeros added to both sizes and biases rounded to bf16: what a kernel can see of it at best."""
+def padded(layer: MoELayer, intermediate: int, hidden: int, bias_dtype: torch.dtype = torch.bfloat16) -> MoELayer:
+    """The same layer with zeros added to both sizes and biases rounded: what a kernel can see of it at best."""
 
-    def weight(t: BlockTensor, rows: int, columns: int) -> BlockTensor:
+    def weight(t: BlockTensor | None, rows: int, columns: int) -> BlockTensor | None:
         def pad(u: Tensor, width: int) -> Tensor:
             return torch.nn.functional.pad(u, (0, width - u.shape[2], 0, rows - u.shape[1]))
 
-        return BlockTensor(pad(t.payload, columns // 2), pad(t.scales, columns // 32), MXFP4)
+        return t and BlockTensor(pad(t.payload, columns // 2), pad(t.scales, columns // t.format.block), t.format, t.global_scale)
 
     def bias(t: Tensor | None, rows: int) -> Tensor | None:
-        return None if t is None else torch.nn.functional.pad(t.bfloat16(), (0, rows - t.shape[1]))
+        return None if t is None else torch.nn.functional.pad(t.to(bias_dtype), (0, rows - t.shape[1]))
 
     return replace(layer, gate=weight(layer.gate, intermediate, hidden), up=weight(layer.up, intermediate, hidden),
                    down=weight(layer.down, hidden, intermediate), gate_bias=bias(layer.gate_bias, intermediate),
@@ -128,7 +137,10 @@ def assert_same_layer(got: MoELayer, want: MoELayer) -> None:
     """Every byte of the weights, every bit of the biases, every parameter."""
     for name in ("gate", "up", "down"):
         a, b = getattr(got, name), getattr(want, name)
-        assert torch.equal(a.payload, b.payload) and torch.equal(a.scales, b.scales), name
+        assert (a is None) == (b is None), name
+        assert a is None or (torch.equal(a.payload, b.payload) and torch.equal(a.scales, b.scales)), name
+        if a is not None and a.global_scale is not None:
+            assert torch.equal(a.global_scale, b.global_scale), name
     for name in ("gate_bias", "up_bias", "down_bias"):
         a, b = getattr(got, name), getattr(want, name)
         assert (a is None) == (b is None) and (a is None or (a.dtype == b.dtype and torch.equal(a, b))), name

@@ -72,7 +72,7 @@ def test_bad_input_is_one_message_and_code_2(arguments: tuple[object, ...], part
 def test_faults_lists_the_catalogue() -> None:
     code, output = run("faults")
     assert code == 0 and all(id in output for id in FAULTS)
-    assert "vllm#51038" in run("faults", "scales-not-folded")[1]
+    assert "vllm#51038" in run("faults", "scales-linear")[1]
 
 
 def test_doctor_says_what_is_missing_here() -> None:

@@ -131,7 +131,8 @@ def test_padding_changes_nothing() -> None:
     out = CONTRACT.emulate(arguments)
     assert out.shape[1] == 384 and not out[:, 320:].any()
     bf16 = replace(layer, **{n: getattr(layer, n).bfloat16() for n in ("gate_bias", "up_bias", "down_bias")}, scale=E8M0_SM90)
-    small = CONTRACT.trace({**arguments, "input": arguments["input"][:, :320]}, bf16).output
+    seen = CONTRACT.see(arguments)
+    small = replace(seen, x=seen.x[:, :320], layer=bf16).emulate()
     assert compare(out[:, :320], small).bit_identical
 
 
@@ -338,7 +339,7 @@ def test_find_says_what_was_called_and_what_is_known(function: str, change: dict
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(MxdebugError, match=f"path: expected one of {PATH}, got 'mxfp4/MARLIN'"):
+    with pytest.raises(MxdebugError, match=f"path: expected one of {PATH}, .*, got 'mxfp4/MARLIN'"):
         contract("mxfp4/MARLIN")
     with pytest.raises(MxdebugError, match="operand: expected one of w13, w13_scale, w13_bias, w2, w2_scale, w2_bias, got 'w3'"):
         CONTRACT.operand("w3")

@@ -14,13 +14,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from making import CONTRACT, POSITIONS, call_of, checkpoint_layer, diagnosed, found, situation
+from making import CONTRACT, POSITIONS, call_of, checkpoint_layer, diagnosed, found, made_layer, situation
 from torch import Tensor
 
 from mxdebug.diagnosis import CONSISTENT, PROVED, Diagnosis, diagnose
-from mxdebug.diagnosis.outputs import restrict
 from mxdebug.errors import MxdebugError
-from mxdebug.faults import (CALL_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, OUTPUT_FAULTS, PARAMETER_FAULTS,
+from mxdebug.faults import (CALL_FAULTS, CHECKPOINT_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, OUTPUT_FAULTS, PARAMETER_FAULTS,
+                            SCALAR_FAULTS, SCALARS,
                             Fault, KernelChange, Situation, fault)
 from mxdebug.metrics import compare
 from mxdebug.recipes import RECIPES
@@ -34,8 +34,9 @@ BRIEF = ("minimax", "gptoss-192-tp1")  # all together
 
 
 def test_catalogue() -> None:
-    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS, *KERNEL_FAULTS)]
-    groups = (OPERAND_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS)
+    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS,
+                                              *KERNEL_FAULTS)]
+    groups = (OPERAND_FAULTS, SCALAR_FAULTS, CHECKPOINT_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS)
     assert len(FAULTS) == sum(map(len, groups))  # no id twice
     assert len({f.title for f in FAULTS.values()}) == len(FAULTS)
     assert fault("scales-128x4") is FAULTS["scales-128x4"]
@@ -47,13 +48,23 @@ def test_catalogue() -> None:
 def test_record_is_complete(id: str) -> None:
     f = FAULTS[id]
     assert f.title and f.gives_away and f.needs and f.fix and f.strikes
-    assert set(f.strikes) <= set(OPERANDS) or f.strikes in (("call",), ("kernel",))
+    assert set(f.strikes) <= set(OPERANDS) or set(f.strikes) <= set(SCALARS) or f.strikes in (("call",), ("kernel",))
     assert all(len(text) < 160 and "\n" not in text for text in (f.title, f.gives_away, f.needs))
     assert all("#" in r for r in f.reports)
     assert (f.change is not None) == (f in KERNEL_FAULTS)
-    if f.slots:  # the slots that give a fault away belong to no other fault of the same operands
-        same = [g for g in OPERAND_FAULTS if g.slots == f.slots and set(g.strikes) & set(f.strikes)]
-        assert same == [f]
+    if f.slots:  # on every path, the slots that give a fault away belong to no other fault of the same operands
+        struck = 0
+        for r in RECIPES:
+            for gated in (True, False):
+                if not gated and "TRTLLM_MXFP4" in r.path:
+                    continue
+                forms = r.plan(made_layer(1, 512, 192, fmt=r.contract.weights, biases="mxfp4" in r.path, gated=gated)).forms
+                for key in set(f.strikes) & set(forms):
+                    slots = f.slots(key, forms[key], r.contract)
+                    same = [g for g in OPERAND_FAULTS if slots and g.slots and key in g.strikes and g.slots(key, forms[key], r.contract) == slots]
+                    assert same == ([f] if slots else [])
+                    struck += bool(slots)
+        assert struck  # and there is a path that it can strike
 
 
 def test_a_fault_cannot_strike_what_it_does_not_list() -> None:
@@ -154,12 +165,12 @@ def test_restricting_a_call_to_tokens_changes_no_number() -> None:
         arguments, output = situation(position, tokens=20).build()
         flat = {**arguments, "quant_scales": [t.flatten() for t in arguments["quant_scales"]]}
         for a, tokens in itertools.product((arguments, flat), ([0, 3, 7], [5], list(range(20)))):
-            small = restrict(CONTRACT, a, torch.tensor(tokens))
-            assert small["input"].shape[0] == len(tokens) and CONTRACT.decode(small).experts <= CONTRACT.decode(a).experts
-            assert torch.equal(CONTRACT.emulate(small), output[tokens])
+            small = CONTRACT.see(a, tokens=torch.tensor(tokens))
+            assert len(small.x) == len(tokens) and small.layer.experts <= CONTRACT.decode(a).experts
+            assert torch.equal(small.emulate(), output[tokens])
     arguments, output = situation("gptoss", tokens=20, top_k=1).build()
-    one = restrict(CONTRACT, arguments, torch.tensor([4]))
-    assert CONTRACT.decode(one).experts == 1 and torch.equal(CONTRACT.emulate(one), output[4:5])
+    one = CONTRACT.see(arguments, tokens=torch.tensor([4]))
+    assert one.layer.experts == 1 and torch.equal(one.emulate(), output[4:5])
 
 
 # -- what is injected is named: singles -------------------------------------------------------------------------
@@ -198,7 +209,7 @@ def expected(f: Fault, keys: tuple[str, ...], struck: set[str], p: Parallel) -> 
 
 
 # At 4 scale columns (128 elements of w2) a tile of 8x4 is linear: pairs of faults that are the same bytes.
-TWINS = {"scales-8x4": "scales-not-folded", "scales-8x4-of-fold": "scales-fold-of-8x4"}
+TWINS = {"scales-8x4": "scales-linear", "scales-then-8x4": "scales-8x4-then"}
 
 
 def check_named(position: str, f: Fault, keys: tuple[str, ...]) -> bool:
@@ -238,10 +249,22 @@ def check_named(position: str, f: Fault, keys: tuple[str, ...]) -> bool:
     return True
 
 
+def slot_names(f: Fault, key: str) -> set[str]:
+    """The slots that a fault fills on this path; empty where the path's kernel reads just that."""
+    form = situation("gptoss-192").plan.forms[key]
+    return set(f.slots(key, form, CONTRACT) or ())
+
+
+def strikes_here(f: Fault) -> bool:
+    """Whether a fault can strike this path; test_path_faults.py has the others."""
+    return f.slots is None or any(slot_names(f, k) for k in f.strikes)
+
+
+HERE = [f for f in OPERAND_FAULTS if strikes_here(f)]
 WHERE = [*((p, False) for p in FULL), *((p, True) for p in BRIEF)]
 
 
-@pytest.mark.parametrize("id", [f.id for f in (*OPERAND_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS)] + ["contract-broken"])
+@pytest.mark.parametrize("id", [f.id for f in (*HERE, *PARAMETER_FAULTS, *CALL_FAULTS)] + ["contract-broken"])
 def test_single_fault_is_named_and_nothing_else(id: str) -> None:
     struck = [check_named(position, FAULTS[id], keys) for position, brief in WHERE for keys in subsets(FAULTS[id], brief)]
     assert sum(struck) >= 1
@@ -268,7 +291,7 @@ def slots_of(f: Fault, key: str | None) -> set[tuple[str, str]]:
     """What a fault takes: two faults that take the same cannot be in one call."""
     if key is not None:
         every = ("layout", "values", "order", "padding", "shuffle", "experts", "slice", "fill")
-        return {(key, s) for s in (every if f.id in LOSES else f.slots or (SLOT[f.id],))}
+        return {(key, s) for s in (every if f.id in LOSES else slot_names(f, key) if f.slots else (SLOT[f.id],))}
     if f.id == "activation-kind":
         return {("call", n) for n in ("alpha", "beta", "limit")}
     return {("call", f.id.split("-")[1])}
@@ -280,7 +303,7 @@ Stack = tuple[str, list[tuple[Fault, tuple[str, ...]]]]
 def _stacks(count: int, size: int) -> Iterator[Stack]:
     """`count` seeded samples of `size` faults that take different slots, at a position where all of them can strike."""
     rng = random.Random(size)
-    pool = [(f, (k,)) for f in OPERAND_FAULTS for k in f.strikes if f.id not in ("bias-missing", "bias-unexpected", "padding-not-zero")]
+    pool = [(f, (k,)) for f in HERE for k in f.strikes if f.id not in ("bias-missing", "bias-unexpected", "padding-not-zero")]
     pool += [(FAULTS["bias-missing"], ("w13_bias", "w2_bias")), (FAULTS["bias-unexpected"], ("w13_bias", "w2_bias"))]
     pool += [(f, ()) for f in (*PARAMETER_FAULTS, *CALL_FAULTS)] * 3
     while count:

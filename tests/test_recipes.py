@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from mxdebug import recorded
 from mxdebug.calls import load
+from mxdebug.contracts import CONTRACTS
 from mxdebug.errors import MxdebugError
 from mxdebug.formats import MXFP4, MXFP8, BlockTensor
 from mxdebug.layouts import (GATE_UP, INTERLEAVED, LINEAR, ROW_ORDERS, SHUFFLE_16, SHUFFLE_32, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE,
@@ -92,11 +93,11 @@ def test_recipe_gives_the_operands_of_the_recorded_right_calls(name: str) -> Non
 
 
 def test_recipes_state_their_key_and_source() -> None:
-    assert [(r.engine, r.version, r.path, r.checkpoint, r.rows) for r in RECIPES] == [
+    assert [(r.engine, r.version, r.path, r.checkpoint, r.rows) for r in RECIPES if r.path == PATH] == [
         ("vllm", "0.33", PATH, GPT_OSS, INTERLEAVED), ("vllm", "0.33", PATH, COMPRESSED, GATE_UP)]
     assert RECIPES[0].source == "convert_gpt_oss_weight_to_mxfp4_moe_kernel_format"
     assert RECIPES[1].source == "convert_weight_to_mxfp4_moe_kernel_format"
-    assert all(r.contract is CONTRACT and "--moe-backend" in r.forced_by for r in RECIPES)
+    assert all(r.contract is CONTRACTS[r.path] and "--moe-backend" in r.forced_by for r in RECIPES)
 
 
 @pytest.mark.parametrize(("engine", "path", "kind"), [("sglang", PATH, GPT_OSS), ("vllm", "mxfp4/MARLIN", GPT_OSS),
@@ -116,7 +117,7 @@ def test_recipe_refuses_what_it_does_not_convert() -> None:
     with pytest.raises(MxdebugError, match="w13 weights: expected MXFP4, got MXFP8"):
         r.plan(MoELayer(mxfp8, mxfp8, mxfp8, Activation("silu")))
     with pytest.raises(MxdebugError, match="layer: expected gate and up weights, got a layer without gate"):
-        r.plan(MoELayer(None, layer.up, layer.down, Activation("relu2")))
+        recipe("vllm", "mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", GPT_OSS).plan(MoELayer(None, layer.up, layer.down, Activation("relu2")))
     plan = r.plan(layer)
     with pytest.raises(MxdebugError, match="operand: expected one of w13, .*got 'w1'"):
         plan.edit("w1", order=GATE_UP)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from ..errors import MxdebugError
-from . import cutlass_mxfp4_bf16
-from .contract import Arguments, Contract, Operand, Verified
+from . import cutedsl_nvfp4, cutlass_mxfp4_bf16, cutlass_mxfp4_mxfp8, cutlass_nvfp4, trtllm_fp4
+from .contract import Contract, Verified
+from .operand import Arguments, Operand
+from .seen import Seen
 
-CONTRACTS: dict[str, Contract] = {c.path: c for c in (cutlass_mxfp4_bf16.CONTRACT,)}
+CONTRACTS: dict[str, Contract] = {c.path: c for c in (
+    cutlass_mxfp4_bf16.CONTRACT, cutlass_mxfp4_mxfp8.CONTRACT, *trtllm_fp4.CONTRACTS[:2], cutlass_nvfp4.CONTRACT, trtllm_fp4.CONTRACTS[2], cutedsl_nvfp4.CONTRACT)}
 
 
 def contract(path: str) -> Contract:
@@ -21,11 +24,11 @@ def find(function: str, arguments: Arguments) -> Contract:
     for c in CONTRACTS.values():
         if c.matches(function, arguments):
             return c
-    same = [c for c in CONTRACTS.values() if c.function == function]
+    same = [c for c in CONTRACTS.values() if function in (c.function, *c.aliases)]
     flags = {k: arguments.get(k) for c in same for k in c.flags}
     got = f"{function}({', '.join(f'{k}={v}' for k, v in flags.items())})" if same else function
-    raise MxdebugError("call", "; ".join(f"{c.function} with {', '.join(k for k, v in c.flags.items() if v)} ({c.path})" for c in CONTRACTS.values()),
+    raise MxdebugError("call", "; ".join(f"{c.function}{''.join(f' with {k}' for k, v in c.flags.items() if v is True)} ({c.path})" for c in CONTRACTS.values()),
                        got, "a call of another kernel; record the MoE call of one of these paths")
 
 
-__all__ = ["CONTRACTS", "Arguments", "Contract", "Operand", "Verified", "contract", "find"]
+__all__ = ["CONTRACTS", "Arguments", "Contract", "Operand", "Seen", "Verified", "contract", "find"]

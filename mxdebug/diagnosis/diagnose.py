@@ -13,15 +13,16 @@ from torch import Tensor
 
 from ..calls import Call, load
 from ..checkpoints import Checkpoint, CheckpointLayer, open_checkpoint
-from ..contracts import Contract, find
-from ..contracts.cutlass_mxfp4_bf16 import activation as passed_activation
+from ..contracts import Contract, Seen, find
+from ..contracts.activation import read_activation
 from ..errors import MxdebugError
 from ..faults import FAULTS
 from ..metrics import compare
 from ..recipes import Plan, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
-from . import operands, outputs, parameters
+from . import operands, outputs, parameters, scalars
 from .finding import CRASHED, PENDING, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
+from .given import Given
 from .locate import locate
 from .recover import Source
 
@@ -29,13 +30,14 @@ TOKENS = 64  # at most this many tokens are emulated
 
 
 def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | str | Path | None = None, *, layer: int | None = None,
-             engine: str = "vllm") -> Diagnosis:
+             engine: str = "vllm", tp: Parallel | None = None) -> Diagnosis:
     """Say what is wrong with one recorded call, how sure that is, where, and what to change; or that the call is right.
 
     call        a Call, or the folder of a FlashInfer dump that holds exactly one
     checkpoint  what the layer should compute; without it only the kernel can be checked against its contract
     layer       which layer of the checkpoint; None: found by the rows of the weights (`locate`)
     engine      whose recipe to expect
+    tp          the tensor-parallel position, for kernels that are not told (TRT-LLM, CuTe-DSL)
     Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other.
     """
     call = call if isinstance(call, Call) else load(call)
@@ -45,22 +47,23 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
                          "flashinfer.api_logging.flush_graph_dumps() after a replay, let the process end normally, or run the engine in eager mode",
                          (), facts, None, None, None, ("metadata only",), ("everything else: there are no tensors",))
     contract = find(call.function, call.arguments)
-    facts = (*facts, ("path", f"{contract.path}, verified for {contract.verified[0].versions}"))
+    facts = (*facts, ("path", f"{contract.path}, {_verified(contract)}"))
     try:
-        decoded = contract.decode(call.arguments, experts=[0])  # checks the whole call; one expert shows the sizes
+        given = Given.of(contract, call.arguments)
     except MxdebugError as error:
         return _broken_contract(call, facts, error)
     output = call.outputs[0] if call.outputs else None
-    if output is not None and tuple(output.shape) != (call.arguments["input"].shape[0], decoded.hidden):
-        raise MxdebugError("output", f"shape {[call.arguments['input'].shape[0], decoded.hidden]}", f"shape {list(output.shape)}", "the dump's outputs belong to another call")
+    tokens, hidden = given.base.x.shape
+    if output is not None and tuple(output.shape) != (tokens, hidden):
+        raise MxdebugError("output", f"shape {[tokens, hidden]}", f"shape {list(output.shape)}", "the dump's outputs belong to another call")
     if output is not None and output.dtype != contract.roundings.output:
         raise MxdebugError("output", str(contract.roundings.output), str(output.dtype), "the dump's outputs belong to another call")
     if checkpoint is None:
-        return _without_checkpoint(call, contract, facts, output)
+        return _without_checkpoint(call, given, facts, output)
     if isinstance(checkpoint, (str, Path)):
         checkpoint = open_checkpoint(checkpoint)
     chosen = checkpoint if isinstance(checkpoint, CheckpointLayer) else checkpoint.layer(locate(call, checkpoint) if layer is None else layer)
-    d = _with_checkpoint(call, contract, decoded, facts, output, chosen, engine)
+    d = _with_checkpoint(call, given, facts, output, chosen, engine, tp)
     if d.verdict == UNEXPLAINED and layer is not None and isinstance(checkpoint, Checkpoint) and len(checkpoint.layers) > 1:
         try:
             found = locate(call, checkpoint)
@@ -69,6 +72,12 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         if found != layer:
             return replace(d, open=(f"layer {found} of this checkpoint holds the rows of this call's weights: try --layer {found}", *d.open))
     return d
+
+
+def _verified(contract: Contract) -> str:
+    if any("H200" in v.how for v in contract.verified):
+        return f"verified for {contract.verified[0].versions}"
+    return "not run on a GPU; known from " + " and ".join(f"{v.how} ({v.versions})" for v in contract.verified)
 
 
 def _facts(call: Call) -> tuple[tuple[str, str], ...]:
@@ -85,9 +94,8 @@ def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: Mxde
                      ("the arguments against the kernel's contract",), ("everything behind it: correct this first",))
 
 
-def _without_checkpoint(call: Call, contract: Contract, facts: tuple[tuple[str, str], ...], output: Tensor | None) -> Diagnosis:
-    here = contract.operand("w13").get(call.arguments).shape[0] * contract.parallel(call.arguments).ep_size
-    findings = [*parameters.examine_router(call.arguments["token_final_scales"]), *parameters.examine_inputs(call.arguments, here)]
+def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...], output: Tensor | None) -> Diagnosis:
+    findings = _from_tokens(given)
     need = "whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR"
     besides = f"; besides: {_titles(findings)}" if findings else ""
     if output is None and call.status == "crashed":
@@ -96,7 +104,7 @@ def _without_checkpoint(call: Call, contract: Contract, facts: tuple[tuple[str, 
     if output is None:
         return Diagnosis(UNDECIDED, f"{_NO_OUTPUT}, and there is no checkpoint: only the kernel's contract was checked{besides}", tuple(findings), facts,
                          None, None, None, ("shapes and dtypes against the contract; router weights",), (need,))
-    evidence = outputs.examine(contract, call.arguments, output, most_tokens=TOKENS)
+    evidence = outputs.examine(given, output, most_tokens=TOKENS)
     findings = [*evidence.findings, *findings]
     if not evidence.follows and not evidence.findings:
         verdict, summary = UNEXPLAINED, f"{_follows_not(evidence)}{besides}"
@@ -105,15 +113,21 @@ def _without_checkpoint(call: Call, contract: Contract, facts: tuple[tuple[str, 
     else:
         verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
     return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None,
-                     (_compared(evidence, call.arguments), "router weights"), (*evidence.open, need))
+                     (_compared(evidence), "router weights"), (*evidence.open, need))
 
 
 _NO_RETURN = "inputs without outputs: the call did not return. "
 _NO_OUTPUT = "the dump holds no output, so what the kernel computed was not checked"
 
 
-def _compared(evidence: outputs.OutputEvidence, args: Mapping[str, Any]) -> str:
-    return f"the output of {len(evidence.tokens)} of {args['input'].shape[0]} tokens against an emulation of what was passed"
+def _from_tokens(given: Given) -> list[Finding]:
+    """What router weights, expert ids and activations say by themselves."""
+    return [*parameters.examine_router(given.base.router, given.contract.operand("router").argument),
+            *parameters.examine_inputs(given.base, given.contract, given.experts * given.base.parallel.ep_size)]
+
+
+def _compared(evidence: outputs.OutputEvidence) -> str:
+    return f"the output of {len(evidence.tokens)} of {evidence.total} tokens against an emulation of what was passed"
 
 
 def _follows_not(evidence: outputs.OutputEvidence) -> str:
@@ -121,34 +135,35 @@ def _follows_not(evidence: outputs.OutputEvidence) -> str:
     return f"the output does not follow from what was passed{'' if evidence.comparison.masks_equal else ' (NaN or inf in other places)'}, and {tried}"
 
 
-def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: tuple[tuple[str, str], ...], output: Tensor | None,
-                     chosen: CheckpointLayer, engine: str) -> Diagnosis:
-    args, layer = call.arguments, chosen.layer
-    parallel = contract.parallel(args)
+def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...], output: Tensor | None, chosen: CheckpointLayer, engine: str,
+                     tp: Parallel | None) -> Diagnosis:
+    contract, args, layer = given.contract, call.arguments, chosen.layer
+    stated = contract.parallel(args)
+    parallel = stated if tp is None else Parallel(tp.tp_size, tp.tp_rank, stated.ep_size, stated.ep_rank)
     part = layer.part(parallel)
     plan = recipe(engine, contract.path, chosen.kind).plan(part)
-    here = contract.operand("w13").get(args).shape[0]
-    _check_fit((here, decoded.intermediate, decoded.hidden), part, plan, chosen, parallel)
+    here, base = given.experts, given.base
+    _check_fit((here, base.layer.intermediate, base.layer.hidden), part, plan, chosen, parallel)
     facts = (*facts, ("layer", f"{chosen.index} of a {chosen.kind} checkpoint: {layer.experts} experts, hidden {layer.hidden}, intermediate "
                       f"{layer.intermediate}, rows {chosen.rows.name}" + _position(parallel, here)))
     source = Source(layer, parallel)
     evidence = operands.examine(contract, plan, source, args)
-    findings = [*evidence.findings, *parameters.examine_activation(passed_activation(args), part.activation, chosen.stated, chosen.provenance),
-                *parameters.examine_router(args["token_final_scales"]), *parameters.examine_inputs(args, here * parallel.ep_size)]
+    findings = [*evidence.findings, *scalars.examine(given, plan, part),
+                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance), *_from_tokens(given)]
     if {"w13", "w2"} <= evidence.foreign:
         findings = []  # against another layer's weights nothing else means anything
     asked_right = not (findings or evidence.broken or evidence.same_values)  # then what was passed is the right call itself
-    kernel = None if output is None else outputs.examine(contract, args, output, most_tokens=TOKENS)
+    kernel = None if output is None else outputs.examine(given, output, most_tokens=TOKENS)
     findings += kernel.findings if kernel else ()
 
-    tokens = outputs.sample_tokens(contract, args, TOKENS) if kernel is None else kernel.tokens
-    router = args["token_final_scales"]
+    tokens = outputs.sample_tokens(given, TOKENS) if kernel is None else kernel.tokens
+    router = base.router
     if any(f.id == "router-squared" for f in findings):
         router = router.sqrt()
-    right = args if asked_right else plan.call(_convert(plan, part, outputs.touched(contract, args, tokens)), part, args["input"][:, : part.hidden], args["token_selected_experts"], router, parallel)
-    exact = _exact({**args, "token_final_scales": router}, part, parallel, tokens)
-    passed = kernel.trace if kernel else contract.trace(outputs.restrict(contract, args, tokens), keep=True)
-    right_trace = passed if asked_right else contract.trace(outputs.restrict(contract, right, tokens), keep=True)
+    right = args if asked_right else plan.call(_convert(plan, part, given.touched(tokens)), part.activation, contract.activations_of(args), base.experts, router, stated)
+    exact = _exact(replace(base, router=router), plan, part, parallel, tokens)
+    passed = kernel.trace if kernel else given.see(tokens).trace(keep=True)
+    right_trace = passed if asked_right else contract.see(right, tokens=tokens).trace(keep=True)
     floor = compare(right_trace.output.double()[:, : part.hidden], exact.output.double())
     seen = output[tokens] if output is not None else passed.output
     truth = compare(seen.double()[:, : part.hidden], exact.output.double())
@@ -166,13 +181,13 @@ def _with_checkpoint(call: Call, contract: Contract, decoded: MoELayer, facts: t
                + (f"; {', '.join(contract.operand(k).title for k in evidence.same_values)}: other bytes, the same weights (no fault)" if evidence.same_values else ""),
                "activation and its parameters against config.json; router weights; parallel position"]
     checked += [f"{contract.operand(k).title}: not read on tp_rank {parallel.tp_rank}" for k in evidence.unread]
-    checked.append(_compared(kernel, args) if kernel else "no output was recorded: distances are those of an emulation of what was passed")
+    checked.append(_compared(kernel) if kernel else "no output was recorded: distances are those of an emulation of what was passed")
     checked += [f"{f.evidence}; it meets zeros and changes nothing (no fault)" for f in harmless]
     if asked_right and kernel and not kernel.follows and not kernel.findings:
         checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
                        "write, at a race (does the same call give the same output?)")
     open_ = [*evidence.open, *evidence.unexplained.values(), *(kernel.open if kernel else ()),
-             *parameters.vacuity(part, right_trace, args, part.experts)]
+             *parameters.vacuity(part, right_trace, base, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_))
 
 
@@ -206,7 +221,7 @@ def _titles(findings: list[Finding] | tuple[Finding, ...]) -> str:
         names = f.where.split(", ")
         return "" if not f.where.startswith("w") else f" ({f.where})" if len(names) < 4 else f" ({names[0]} and {len(names) - 1} more operands)"
 
-    return "; ".join(f.fault.title + operands_of(f) for f in findings)
+    return "; ".join(f.title + operands_of(f) for f in findings)
 
 
 def _position(p: Parallel, experts: int) -> str:
@@ -218,32 +233,26 @@ def _check_fit(got: tuple[int, int, int], part: MoELayer, plan: Plan, chosen: Ch
     want = (part.experts, *plan.padded)
     if got != want:
         raise MxdebugError("call and checkpoint", f"experts, intermediate, hidden {list(want)}: layer {chosen.index}'s part for tp {p.tp_rank}/{p.tp_size}, "
-                           f"ep {p.ep_rank}/{p.ep_size}, padded to 128", f"{list(got)}", "another checkpoint or layer, or a parallel position that the call does not state")
+                           f"ep {p.ep_rank}/{p.ep_size}, padded for the kernel", f"{list(got)}", "another checkpoint or layer, or a parallel position that the call does not state")
 
 
 def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor | None]:
     """The converted operands of `part`, of these experts only; the others are zeros that nobody reads."""
-    def some(t: Any) -> Any:
-        return None if t is None else t[experts]
-
-    a = part.activation
-    picked = replace(part, gate=some(part.gate), up=some(part.up), down=some(part.down), gate_bias=some(part.gate_bias), up_bias=some(part.up_bias),
-                     down_bias=some(part.down_bias), activation=replace(a, alpha=some(a.alpha), beta=some(a.beta), limit=some(a.limit)))
     out: dict[str, Tensor | None] = {}
-    for key, t in plan.convert(picked).items():
-        out[key] = None if t is None else torch.zeros(part.experts, *t.shape[1:], dtype=t.dtype)
-        if t is not None:
+    for key, t in plan.convert(part.take(experts)).items():
+        out[key] = t
+        if t is not None and key in plan.forms:
+            out[key] = torch.zeros(part.experts, *t.shape[1:], dtype=t.dtype)
             out[key][experts] = t
-    return out
+    return {**out, **plan.scalars(part)}  # maxima are those of all experts
 
 
-def _exact(args: Mapping[str, Any], part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
+def _exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
     """What the checkpoint means for these tokens: the formats' own scale codec, no intermediate rounding."""
-    return forward(args["input"][tokens][:, : part.hidden], args["token_selected_experts"][tokens], args["token_final_scales"][tokens],
-                   replace(part, scale=None), parallel=parallel, roundings=EXACT, compute=torch.float64)
-
-
-_ARGUMENT_OF = {"swiglu_alpha", "swiglu_beta", "swiglu_limit", "activation_type", "token_final_scales"}
+    x = seen.x[tokens][:, : part.hidden].double()
+    if (gscale := plan.scalars(part).get("x_gscale")) is not None:
+        x = x / gscale.double()  # codes and block scales alone leave the global scale out
+    return forward(x, seen.experts[tokens], seen.router[tokens], replace(part, scale=None), parallel=parallel, roundings=EXACT, compute=torch.float64)
 
 
 def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right: Mapping[str, Any], tokens: Tensor, right_output: Tensor,
@@ -255,32 +264,35 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
     """
     if f.effect is not None:
         return f
-    mixed = dict(right)
-    for operand in contract.operands:
-        if operand.title not in f.where.split(", "):
-            continue
-        name, _, index = operand.argument.partition("[")
-        value = alone.get((f.id, operand.key), operand.get(args))
-        if (f.id, operand.key) in alone and value is None:
-            return f
-        if index:
-            scales = list(mixed[name])
-            scales[int(index[:-1])] = value
-            mixed[name] = scales
-        else:
-            mixed[name] = value
-    for name in _ARGUMENT_OF & {f.where}:
-        mixed[name] = args.get(name)
+    mixed, struck = dict(right), f.where.split(", ")
+    for o in (*contract.operands, *contract.inputs):
+        if o.title in struck or o.argument in struck:
+            if (f.id, o.key) in alone:
+                value = alone[f.id, o.key]
+                if value is None:
+                    return f
+                o.put(mixed, o.as_passed(value))
+            else:
+                name = o.argument.partition("[")[0]
+                if name != o.argument:
+                    o.put(mixed, o.get(args))
+                elif name in args:
+                    mixed[name] = args[name]
+                else:
+                    mixed.pop(name, None)
+    if "activation_type" in struck:
+        mixed["activation_type"] = args.get("activation_type")
     if all(mixed[k] is right.get(k) for k in mixed):
         return f
-    for weight, bias, other in (("fc1_expert_weights", "fc1_expert_biases", "fc2_expert_biases"), ("fc2_expert_weights", "fc2_expert_biases", "fc1_expert_biases")):
-        if mixed.get(bias) is None and mixed.get(other) is not None:  # one bias without the other is refused
-            mixed[bias] = torch.zeros(mixed[weight].shape[:2], dtype=mixed[other].dtype)
+    for key, other in (("w13_bias", "w2_bias"), ("w2_bias", "w13_bias")):  # one bias without the other is refused
+        if contract.get(key, mixed) is None and (there := contract.get(other, mixed)) is not None:
+            rows = contract.operand(key[:-5]).get(mixed).shape[1]
+            contract.operand(key).put(mixed, torch.zeros(there.shape[0], rows, dtype=there.dtype))
     if only is not None:
         moved = only
     else:
         try:
-            moved = contract.emulate(outputs.restrict(contract, mixed, tokens))
+            moved = contract.see(mixed, tokens=tokens).emulate()
         except MxdebugError:
             return f  # on its own the kernel would refuse it
     distance = compare(moved[:, :hidden], right_output[:, :hidden])

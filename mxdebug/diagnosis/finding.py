@@ -26,6 +26,7 @@ class Finding:
     where     operands, experts, tokens
     evidence  what was compared, with numbers
     effect    relative L2 by which this finding alone moves the output away from the right one; None where it was not computed
+    reads     the order or layout that the kernel reads, where the fault is another one; advice: its fix for this kernel
     """
 
     fault: Fault
@@ -33,10 +34,22 @@ class Finding:
     where: str
     evidence: str
     effect: float | None = None
+    reads: str = ""
+    advice: str = ""
 
     @property
     def id(self) -> str:
         return self.fault.id
+
+    @property
+    def fix(self) -> str:
+        """What to change: the fault's fix, in the words of this kernel where there are any."""
+        return self.advice or self.fault.fix
+
+    @property
+    def title(self) -> str:
+        """The fault's title, and what the kernel reads instead."""
+        return f"{self.fault.title}; the kernel reads {self.reads}" if self.reads else self.fault.title
 
 
 # Set by mxdebug.views: how a Diagnosis looks in a notebook.
@@ -103,12 +116,12 @@ def render(d: Diagnosis, width: int = 110) -> str:
         lines.extend(textwrap.wrap(text, width, initial_indent=f"  {label:<9} ", subsequent_indent=" " * 12) or [f"  {label}"])
 
     for i, f in enumerate(d.findings, 1):
-        lines.extend(textwrap.wrap(f"{i}. {f.fault.title}  [{f.strength}]", width, subsequent_indent="   "))
+        lines.extend(textwrap.wrap(f"{i}. {f.title}  [{f.strength}]", width, subsequent_indent="   "))
         put("where", f.where)
         put("evidence", f.evidence)
         if f.effect is not None:
             put("effect", f"alone it moves the output by relative L2 {f.effect:.3f}")
-        put("fix", f.fault.fix)
+        put("fix", f.fix)
         if f.fault.reports:
             put("reports", ", ".join(f.fault.reports))
         lines.append("")

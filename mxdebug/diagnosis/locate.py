@@ -21,9 +21,10 @@ def locate(call: Call, checkpoint: Checkpoint) -> int:
     if len(checkpoint.layers) == 1:
         return checkpoint.layers[0]
     contract = find(call.function, call.arguments)
-    payload = contract.operand("w13").get(call.arguments)
-    if payload is None or payload.dim() != 3:
-        raise MxdebugError("w13 payload", "[E, 2I, H/2]", "none" if payload is None else f"shape {list(payload.shape)}", "state the layer: --layer N")
+    passed = contract.operand("w13").get(call.arguments)
+    if passed is None or passed.dim() != 3:
+        raise MxdebugError("w13 payload", "[E, 2I, H/2]", "none" if passed is None else f"shape {list(passed.shape)}", "state the layer: --layer N")
+    payload = contract.operand("w13").payload(passed)
     first = contract.parallel(call.arguments).ep_rank * payload.shape[0]
     shares = {}
     for index in checkpoint.layers:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..contracts import Contract
 from ..faults import FAULTS, OPERAND_FAULTS, Fault
 from ..formats import BlockTensor
+from ..layouts import GROUPS_64, INTERLEAVED_UP, LINEAR, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, SWIZZLE_128x4, UP_GATE, Layout
 from ..recipes import Form, Plan, logical_operands
 from ..reference import MoELayer
 from .finding import CONSISTENT, PROVED, Finding
@@ -50,7 +51,8 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
     """Compare every operand of a call with what the recipe makes of the checkpoint."""
     rank, experts = source.parallel.tp_rank, contract.operand("w13").get(arguments).shape[0]
     # The kernel takes pointers: scales may come in any shape, only the order of their bytes counts.
-    actual = {o.key: None if t is None else t.reshape(experts, -1) for o in contract.operands for t in (o.get(arguments),)}
+    actual = {o.key: None if t is None else (t if o.key.endswith("bias") else o.payload(t)).reshape(experts, -1)
+              for o in contract.operands if o.key in plan.forms for t in (o.get(arguments),)}
     part = source.layer.part(source.parallel)
     equal, broken, missing, unexpected, unread = [], [], [], [], []
     for key, t in actual.items():
@@ -58,7 +60,7 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
         has, wants = (u is not None and (not key.endswith("bias") or bool(u.any())) for u in (t, want))
         if want is not None and t is not None and _equal(key, t, plan, part):
             equal.append(key)
-        elif key == "w2_bias" and rank != 0:
+        elif key == "w2_bias" and contract.parallel(arguments).tp_rank != 0:
             unread += [key] if has or wants else []  # vLLM itself fills it with zeros there
         elif has != wants:
             (unexpected if has else missing).append(key)
@@ -66,7 +68,7 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
             broken.append(key)
     same = _same_values(contract, plan, part, arguments, broken)
     broken = [k for k in broken if k not in same]
-    recovered = _prefer_shared({k: recover(k, actual[k], plan.forms[k], source) for k in broken})
+    recovered = _prefer_shared({k: recover(k, actual[k], plan.forms[k], source) for k in broken}, contract)
     findings, alone, ambiguous = _name(contract, recovered, source, {k: not actual[k].any() for k in broken})
     if dirty := {k: n for k, r in recovered.items() if r.complete and (n := padding_not_zero(k, actual[k], r))[0]}:
         counts = ", ".join(f"{contract.operand(k).title}: {bad} of {total}" for k, (bad, total) in dirty.items())
@@ -84,10 +86,11 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
                            same_values=tuple(same), unread=tuple(unread), open=tuple(ambiguous))
 
 
-def _prefer_shared(recovered: dict[str, Recovered]) -> dict[str, Recovered]:
+def _prefer_shared(recovered: dict[str, Recovered], contract: Contract) -> dict[str, Recovered]:
     """Where several readings explain an operand, take the one whose faults other operands have too: one mistake is likelier than two."""
     def faults(key: str, form: Form) -> set[str]:
-        return {_fault_of(slot, getattr(form, slot), key).id for slot in SLOTS if getattr(form, slot) != getattr(recovered[key].expected, slot)}
+        expected = recovered[key].expected
+        return {_fault_of(slot, form, expected, key, contract).id for slot in SLOTS if getattr(form, slot) != getattr(expected, slot)}
 
     out = dict(recovered)
     for key, r in recovered.items():
@@ -114,8 +117,6 @@ def _stands_there(title: str, actual: Tensor, r: Recovered, source: Source) -> t
 
 def _equal(key: str, t: Tensor, plan: Plan, part: MoELayer) -> bool:
     logical, form = logical_operands(part)[key], plan.forms[key]
-    if t.numel() != logical.shape[0] * (form.halves * form.padded_rows) * (form.padded_columns or 1):
-        return False
     # One expert at a time: a converted layer need not be in memory a second time.
     return t.shape[0] == logical.shape[0] and all(torch.equal(t[e], form.apply(logical[e:e + 1]).reshape(-1).to(t.dtype)) for e in range(t.shape[0]))
 
@@ -133,15 +134,14 @@ def _same_values(contract: Contract, plan: Plan, part: MoELayer, arguments: Mapp
         if not any(same):
             return []
         seen = contract.decode(arguments, experts=[e])
-        same[0] = same[0] and all(_same_matrix(a, b, e, pi, ph, seen) for a, b in ((seen.gate, part.gate), (seen.up, part.up)))
+        same[0] = same[0] and all(_same_matrix(a, b, e, pi, ph, seen) for a, b in ((seen.gate, part.gate), (seen.up, part.up)) if a and b)
         same[1] = same[1] and _same_matrix(seen.down, part.down, e, ph, pi, seen)
     return [k for keys, alike in zip(suspects, same) for k in broken if alike and k in keys]
 
 
 def _same_matrix(seen: BlockTensor, want: BlockTensor, expert: int, rows: int, columns: int, layer: MoELayer) -> bool:
-    right = want[expert].dequantise(scale=layer.scale)
-    right = torch.nn.functional.pad(right, (0, columns - right.shape[1], 0, rows - right.shape[0]))
-    return torch.equal(seen[0].dequantise(scale=layer.scale), right)
+    got, right = (replace(t, global_scale=None if t.global_scale is None else torch.ones(())).dequantise(scale=layer.scale) for t in (seen[0], want[expert]))
+    return torch.equal(got, torch.nn.functional.pad(right, (0, columns - right.shape[1], 0, rows - right.shape[0])))
 
 
 def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source,
@@ -164,7 +164,7 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
         for slot in SLOTS:
             found, wanted = getattr(r.form, slot), getattr(r.expected, slot)
             if found != wanted:
-                id = _fault_of(slot, found, key).id
+                id = _fault_of(slot, r.form, r.expected, key, contract).id
                 strike(id, key, f"the layout is {found.name}, every byte equals the checkpoint's in it" if id == "layout-other" else "")
                 if any(getattr(form, slot) != found for form in r.alternatives if not _same_map(form, r.form)) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
@@ -183,7 +183,7 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
     moved = {k: r.experts for k, r in recovered.items() if r.explained > 0 and any(e >= 0 and e != w for e, w in zip(r.experts, r.expected_experts))}
     _experts(moved, source, strike)
     several = {k for keys in struck.values() for k in keys if sum(k in other for other in struck.values()) > 1}
-    alone = {(id, k): _alone(id, recovered[k], source) for id, keys in struck.items() for k in keys if k in several}
+    alone = {(id, k): _alone(id, recovered[k], source, contract) for id, keys in struck.items() for k in keys if k in several}
     # An operand that proves a fault speaks for those that could be read otherwise too.
     return [_finding(id, keys, contract, recovered, notes.get(id, {}), unsure.get(id) == set(keys), several) for id, keys in struck.items()], alone, ambiguous
 
@@ -207,23 +207,47 @@ def _finding(id: str, keys: list[str], contract: Contract, recovered: Mapping[st
         evidence += "".join(f"; {contract.operand(k).title}: {' | '.join(s.name for s in recovered[k].form.stages)}" for k in keys if k in several)
     if unsure:
         evidence += "; not in this form alone, see below"
-    return Finding(FAULTS[id], CONSISTENT if unsure else PROVED, ", ".join(contract.operand(k).title for k in keys), evidence)
+    return Finding(FAULTS[id], CONSISTENT if unsure else PROVED, ", ".join(contract.operand(k).title for k in keys), evidence,
+                   **_words(id, keys[0], recovered[keys[0]].expected, contract))
 
 
-def _alone(id: str, r: Recovered, source: Source) -> Tensor | None:
+# How a title goes on ("the kernel reads ..."), and what to call for it.
+_READS = {SM90_SCALE_FOLD: "the SM90 fold", SM90_WEIGHT_INTERLEAVE: "the SM90 interleave", SWIZZLE_128x4: "them swizzled 128x4", LINEAR: "them linear"}
+_CALL = {SM90_SCALE_FOLD: "call interleave_moe_scales_for_sm90_mixed_gemm once, on linear uint8 scales",
+         SM90_WEIGHT_INTERLEAVE: "call interleave_moe_weights_for_sm90_mixed_gemm(weight, 'fp4') once",
+         SWIZZLE_128x4: "call block_scale_interleave once, on linear uint8 scales", LINEAR: "pass the packed weights as they are"}
+_ORDER = {UP_GATE: "torch.cat([up, gate], dim=1)", INTERLEAVED_UP: "torch.stack([up, gate], dim=2).reshape(w13.shape)",
+          GROUPS_64: "[up, gate] interleaved in groups of 64 rows"}
+
+
+def _words(id: str, key: str, expected: Form, contract: Contract) -> dict[str, str]:
+    """What a finding says of this kernel: what it reads, and how to get there."""
+    changed = FAULTS[id].slots(key, expected, contract) if FAULTS[id].slots else None
+    if not changed:
+        return {}
+    if "order" in changed and expected.order is not None:
+        return {"reads": expected.order.name, "advice": f"{FAULTS[id].fix}: {_ORDER[expected.order]}"}
+    if "layout" in changed:
+        single = isinstance(changed["layout"], Layout) and id != "weights-linear"
+        return {"reads": _READS[expected.layout] if single else "", "advice": _CALL[expected.layout]}
+    return {}
+
+
+def _alone(id: str, r: Recovered, source: Source, contract: Contract) -> Tensor | None:
     """The operand as it would be with this fault only; None where its rows have no named order, or not every expert is explained."""
     if not r.complete or r.permutation is not None:
         return None
     slots = {slot: getattr(r.form, slot) for slot in SLOTS if getattr(r.form, slot) != getattr(r.expected, slot)
-             and _fault_of(slot, getattr(r.form, slot), r.key).id == id}
+             and _fault_of(slot, r.form, r.expected, r.key, contract).id == id}
     experts = r.expected_experts if slots or id == "wrong-tp-slice" else r.experts
     rank = r.tp_rank if id == "wrong-tp-slice" else r.expected_tp_rank
     return replace(r.expected, **slots).apply(source.logical(r.key, rank)[list(experts)])
 
 
-def _fault_of(slot: str, value: Any, key: str) -> Fault:
+def _fault_of(slot: str, form: Form, expected: Form, key: str, contract: Contract) -> Fault:
     for fault in OPERAND_FAULTS:
-        if key in fault.strikes and fault.slots and slot in fault.slots and fault.slots[slot] == value:
+        changed = fault.slots(key, expected, contract) if fault.slots and key in fault.strikes else None
+        if changed and slot in changed and changed[slot] == getattr(form, slot):
             return fault
     return FAULTS["layout-other" if slot == "layout" else "rows-unnamed"]
 

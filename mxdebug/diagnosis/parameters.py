@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..contracts import Contract, Seen
 from ..faults import FAULTS
 from ..reference import Activation, MoELayer, Trace
 from .finding import CONSISTENT, PROVED, SUSPECTED, Finding
@@ -16,31 +16,34 @@ _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": float("inf")}
 _CLASS = {"silu": "swiglu"}  # one formula: silu is swiglu with alpha 1, beta 0 and no limit
 
 
-def examine_activation(passed: Activation, wanted: Activation, stated: frozenset[str], provenance: Mapping[str, str]) -> list[Finding]:
-    """Compare the activation that the call selects with the checkpoint's, parameter by parameter."""
+def examine_activation(contract: Contract, passed: Activation, wanted: Activation, provenance: Mapping[str, str]) -> list[Finding]:
+    """Compare the activation that the call selects with the checkpoint's, parameter by parameter.
+
+    TRT-LLM's limit and beta were divided by a scale and are multiplied again here, which may cost an ulp or two.
+    """
     if _CLASS.get(passed.kind, passed.kind) != _CLASS.get(wanted.kind, wanted.kind):
         return [Finding(FAULTS["activation-kind"], PROVED, "activation_type", f"the call computes {passed.kind}, the checkpoint means {wanted.kind} ({provenance.get('activation', 'config.json')})")]
     out = []
     for name, neutral in _NEUTRAL.items():
         want, got = getattr(wanted, name), getattr(passed, name)
-        if _same(want, got, neutral):
+        if _same(want, got, neutral, contract.clamps_before_scaling):
             continue
         source = provenance.get(name, "config.json")
         if want is None:
-            out.append(Finding(FAULTS[f"swiglu-{name}-changed"], SUSPECTED, f"swiglu_{name}", f"the call passes {_show(got)}, the checkpoint states none ({source})"))
+            out.append(Finding(FAULTS[f"swiglu-{name}-changed"], SUSPECTED, contract.operand(f"swiglu_{name}").argument, f"the call passes {_show(got)}, the checkpoint states none ({source})"))
             continue
         # What the model type implies is not written in the file; but it is a rule of the engine, and the numbers were compared.
         id = f"swiglu-{name}-lost" if got is None else f"swiglu-{name}-changed"
-        out.append(Finding(FAULTS[id], PROVED, f"swiglu_{name}", f"the checkpoint means {_show(want)} ({source}); the call passes {_show(got)}"))
+        out.append(Finding(FAULTS[id], PROVED, contract.operand(f"swiglu_{name}").argument, f"the checkpoint means {_show(want)} ({source}); the call passes {_show(got)}"))
     return out
 
 
-def _same(want: Tensor | None, got: Tensor | None, neutral: float) -> bool:
+def _same(want: Tensor | None, got: Tensor | None, neutral: float, folded: bool) -> bool:
     if want is None and got is None:
         return True
     n = (want if want is not None else got).shape[0]
     a, b = (torch.full((n,), neutral) if t is None else t.float().cpu() for t in (want, got))
-    return a.shape == b.shape and torch.equal(a, b)
+    return a.shape == b.shape and (torch.allclose(a, b, rtol=2.0**-22, atol=0.0) if folded else torch.equal(a, b))
 
 
 def _show(t: Tensor | None) -> str:
@@ -50,7 +53,7 @@ def _show(t: Tensor | None) -> str:
     return f"{values[0]:g} for every expert" if len(values) == 1 else "values by expert: " + ", ".join(f"{v:g}" for v in t.tolist()[:8]) + (",..." if t.numel() > 8 else "")
 
 
-def examine_router(router: Tensor) -> list[Finding]:
+def examine_router(router: Tensor, argument: str = "router weights") -> list[Finding]:
     """Router weights that were applied twice: square roots sum to 1 for every token, the weights do not."""
     w = router.double()
     if w.shape[1] < 2 or not w.numel() or (w < 0).any():
@@ -62,32 +65,32 @@ def examine_router(router: Tensor) -> list[Finding]:
     # A few tokens' roots may sum to 1 by chance, each with a probability of the order of the tolerance.
     telling = tolerance ** w.shape[0] < 1e-5
     if telling and bool(((roots - 1).abs() <= tolerance).all()) and not bool(((sums - 1).abs() <= tolerance).any()):
-        return [Finding(FAULTS["router-squared"], CONSISTENT, "token_final_scales", f"square roots sum to 1 for all {w.shape[0]} tokens (largest deviation "
+        return [Finding(FAULTS["router-squared"], CONSISTENT, argument, f"square roots sum to 1 for all {w.shape[0]} tokens (largest deviation "
                         f"{(roots - 1).abs().max():.1e}), the weights themselves to {sums.min():.3f} .. {sums.max():.3f}")]
     return []
 
 
-def examine_inputs(arguments: Mapping[str, Any], experts: int) -> list[Finding]:
+def examine_inputs(seen: Seen, contract: Contract, experts: int) -> list[Finding]:
     """Activations, router weights and expert ids that no right layer can be given. experts: of all ranks."""
     out = []
-    x, router, ids = arguments["input"], arguments["token_final_scales"], arguments["token_selected_experts"]
+    x, router, ids = seen.x, seen.router, seen.experts
     bad = ~torch.isfinite(x).all(1)
     if bad.any():
-        out.append(Finding(FAULTS["input-not-finite"], PROVED, "input", f"NaN or inf in {int(bad.sum())} of {len(bad)} tokens, the first is token {int(bad.nonzero()[0])}"))
+        out.append(Finding(FAULTS["input-not-finite"], PROVED, contract.operand("x").argument, f"NaN or inf in {int(bad.sum())} of {len(bad)} tokens, the first is token {int(bad.nonzero()[0])}"))
     bad = (~torch.isfinite(router) | (router < 0)).any(1) | (router == 0).all(1)
     if bad.any():
         token = int(bad.nonzero()[0])
-        out.append(Finding(FAULTS["router-not-finite"], PROVED, "token_final_scales", f"in {int(bad.sum())} of {len(bad)} tokens; token {token} has "
+        out.append(Finding(FAULTS["router-not-finite"], PROVED, contract.operand("router").argument, f"in {int(bad.sum())} of {len(bad)} tokens; token {token} has "
                            + ", ".join(f"{v:g}" for v in router[token].tolist()[:8])))
     bad = (ids < 0) | (ids >= experts)
     if bad.any():
         token = int(bad.any(1).nonzero()[0])
-        out.append(Finding(FAULTS["expert-ids"], PROVED, "token_selected_experts", f"{int(bad.sum())} of {ids.numel()} ids are outside 0 to {experts - 1}; token {token} "
+        out.append(Finding(FAULTS["expert-ids"], PROVED, contract.operand("experts").argument, f"{int(bad.sum())} of {ids.numel()} ids are outside 0 to {experts - 1}; token {token} "
                            "selects " + ", ".join(map(str, ids[token].tolist()[:8]))))
     return out
 
 
-def vacuity(layer: MoELayer, trace: Trace, arguments: Mapping[str, Any], local_experts: int) -> list[str]:
+def vacuity(layer: MoELayer, trace: Trace, seen: Seen, local_experts: int) -> list[str]:
     """What the output of this call could not have shown, because its data do not reach it."""
     out = []
     limit = layer.activation.limit
@@ -102,11 +105,11 @@ def vacuity(layer: MoELayer, trace: Trace, arguments: Mapping[str, Any], local_e
     for name, t in (("w13", layer.up.scales), ("w2", layer.down.scales)):
         if t.unique().numel() == 1:
             out.append(f"all {name} block scales are equal: a misplaced scale could not show")
-    sums = arguments["token_final_scales"].double().sum(1)
+    sums = seen.router.double().sum(1)
     if bool(((sums - 1).abs() > 1e-2).any()):
         out.append(f"router weights sum to {sums.min():.3f} to {sums.max():.3f}, not to 1: right only for a model that does not renormalise them")
-    if bool((arguments["token_selected_experts"].sort(1).values.diff(dim=1) == 0).any()):
+    if bool((seen.experts.sort(1).values.diff(dim=1) == 0).any()):
         out.append("some tokens select one expert twice")
-    if arguments["token_selected_experts"].shape[1] == 1:
+    if seen.experts.shape[1] == 1:
         out.append("top-1 routing: a router weight of 1 applied twice could not show")
     return out

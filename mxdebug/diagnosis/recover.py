@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..layouts import LINEAR, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, WEIGHT_LAYOUTS, Composed, Layout, row_hashes
-from ..recipes import CAST_BY_VALUE, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, logical_operands
+from ..layouts import LINEAR, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, UP_GATE, WEIGHT_LAYOUTS, Composed, Layout, row_hashes
+from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, logical_operands
 from ..reference import MoELayer, Parallel
 
 
@@ -153,12 +154,12 @@ class _Seen:
             return [None]
         pool = SCALE_LAYOUTS if self.key.endswith("_scale") else WEIGHT_LAYOUTS
         others = [layout for layout in pool if layout is not expected]
-        doubled = [Composed(expected, expected), *(Composed(a, b) for o in others if o is not LINEAR for a, b in ((expected, o), (o, expected)))]
+        doubled = [] if expected is LINEAR else [Composed(expected, expected), *(Composed(a, b) for o in others if o is not LINEAR for a, b in ((expected, o), (o, expected)))]
         return [layout for layout in (expected, *others, *doubled) if self._fits(layout)]
 
     def _fits(self, layout: Layout | Composed) -> bool:
         try:
-            return layout.padded(self.rows, self.columns) == (self.rows, self.columns)
+            return math.prod(layout.padded(self.rows, self.columns)) == self.flat.shape[1]
         except MxdebugError:
             return False
 
@@ -172,8 +173,8 @@ class _Seen:
 def _forms(seen: _Seen, expected: Form) -> Iterator[tuple[int, Form]]:
     """All forms to try, with the number of slots in which each differs from the expected one; fewest first."""
     kind = "scale" if seen.key.endswith("_scale") else "bias" if expected.layout is None else "payload"
-    values = {"scale": (None, CAST_BY_VALUE), "payload": (None, SWAP_NIBBLES), "bias": (None,)}[kind]
-    orders = [o for o in ROW_ORDERS if expected.order] or [None]
+    values = {"scale": (None, CAST_BY_VALUE, CAST_E4M3_BY_VALUE), "payload": (None, SWAP_NIBBLES), "bias": (None,)}[kind]
+    orders = [o for o in ROW_ORDERS if expected.order] or [None, *([UP_GATE] if seen.key.startswith("w13") else [])]
     padded = expected.rows != expected.padded_rows and expected.halves > 1
     paddings = (PAD_HALVES, PAD_END) if padded else (expected.padding,)
     shuffles = (None, *(s for s in ROW_SHUFFLES if s.fits(seen.rows)))

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contracts import Contract
+from ..contracts import Contract, Seen
 from ..errors import MxdebugError
 from ..recipes import Form, Plan, Recipe
-from ..reference import Activation, MoELayer, Parallel, forward
+from ..reference import Activation, MoELayer, Parallel
 
+Slots = Callable[[str, Form, Contract], Mapping[str, Any] | None]
 OPERANDS = ("w13", "w13_scale", "w13_bias", "w2", "w2_scale", "w2_bias")
+SCALARS = ("w13_alpha", "w2_alpha", "a2_gscale", "g1_scale_c")  # global scales that a kernel reads
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,9 @@ class KernelChange:
         return KernelChange(lambda t: other.layer(self.layer(t)), lambda r: other.router(self.router(r)),
                             lambda p: other.parallel(self.parallel(p)))
 
-    def output(self, contract: Contract, arguments: Mapping[str, Any], layer: MoELayer | None = None, tokens: Tensor | None = None) -> Tensor:
-        """The output under this change; `layer` is the decoded layer if it is at hand, `tokens` picks rows."""
-        pick = slice(None) if tokens is None else tokens
-        return forward(arguments["input"][pick], arguments["token_selected_experts"][pick], self.router(arguments["token_final_scales"][pick]),
-                       self.layer(layer or contract.decode(arguments)), parallel=self.parallel(contract.parallel(arguments)),
-                       roundings=contract.roundings).output
+    def output(self, seen: Seen) -> Tensor:
+        """The output of a call as the kernel sees it, under this change."""
+        return replace(seen, layer=self.layer(seen.layer), router=self.router(seen.router), parallel=self.parallel(seen.parallel)).emulate()
 
 
 @dataclass(frozen=True)
@@ -84,17 +83,18 @@ class Situation:
     def arguments(self) -> dict[str, Any]:
         """The call's arguments."""
         parts = {p: self.plan.convert(self.layer.part(p)) for p in {self.parallel, *self.slices.values()}}
-        operands = {k: None if k in self.dropped else parts[self.slices.get(k, self.parallel)][k] for k in OPERANDS}
-        return self.plan.call(operands, replace(self.layer.part(self.parallel), activation=self.activation), self.x, self.experts, self.router, self.stated)
+        mine = parts[self.parallel]
+        operands = {**mine, **{k: None if k in self.dropped else parts[self.slices.get(k, self.parallel)][k] for k in OPERANDS if k in mine}}
+        return self.plan.call(operands, self.activation, self.plan.quantise(self.x, mine), self.experts, self.router, self.stated)
 
     def build(self) -> tuple[dict[str, Any], Tensor | None]:
         """(arguments, output) of the call; the output is None where the kernel refuses the arguments, which leaves a crash dump."""
         arguments = self.arguments()
         try:
-            layer = self.recipe.contract.decode(arguments)
+            seen = self.recipe.contract.see(arguments)
         except MxdebugError:
             return arguments, None
-        return arguments, self.kernel.output(self.recipe.contract, arguments, layer)
+        return arguments, self.kernel.output(seen)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class Fault:
     id, title    how prints name it
     strikes      operand keys that it can strike, each on its own or together; or ("call",) or ("kernel",)
     inject       (situation, operand keys) -> situation
-    slots        for operands: the slots of a Form that give it away, by name -> value (None: recognised in code)
+    slots        for operands: (key, right form, contract) -> the slots of a Form that give it away, or None where the kernel reads
+                 just this, or it does not fit; itself None where a fault is recognised in code
     gives_away   what proves it
     needs        which data can show it
     fix          what to change, in one line
@@ -119,12 +120,12 @@ class Fault:
     needs: str
     fix: str
     reports: tuple[str, ...] = ()
-    slots: Mapping[str, Any] | None = None
+    slots: Slots | None = None
     change: KernelChange | None = None
 
     def injected(self, situation: Situation, keys: tuple[str, ...] | None = None) -> Situation:
         """The situation with this fault; keys: which operands it strikes (all that it can, by default)."""
-        keys = tuple(k for k in self.strikes if k in OPERANDS) if keys is None else keys
+        keys = tuple(k for k in self.strikes if k in situation.plan.forms or k in SCALARS) if keys is None else keys
         for k in keys:
             if k not in self.strikes:
                 raise MxdebugError(f"operand for fault {self.id}", f"one of {', '.join(self.strikes)}", repr(k))

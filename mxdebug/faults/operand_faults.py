@@ -9,88 +9,137 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..contracts import Contract
+from ..errors import MxdebugError
 from ..layouts import (GATE_UP, GROUPS_64, INTERLEAVED, INTERLEAVED_UP, LINEAR, ROW_SHUFFLES, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD,
-                       SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4, TRANSPOSED, V_CACHE_4x4, Composed, Layout, RowShuffle)
-from ..recipes import CAST_BY_VALUE, PAD_END, SWAP_NIBBLES
+                       SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4, TRANSPOSED, UP_GATE, V_CACHE_4x4, Composed, Layout, RowOrder, RowShuffle)
+from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, PAD_END, SWAP_NIBBLES, Form
 from ..reference import Parallel
-from .fault import Fault, Situation, needs
+from .fault import Fault, Situation, Slots, needs
 
 W13 = ("w13", "w13_scale", "w13_bias")
 PAYLOADS, SCALES, BIASES = ("w13", "w2"), ("w13_scale", "w2_scale"), ("w13_bias", "w2_bias")
 EVERY = ("w13", "w13_scale", "w13_bias", "w2", "w2_scale", "w2_bias")
 
 
-def _slots(id: str, slots: Mapping[str, Any]) -> Callable[[Situation, tuple[str, ...]], Situation]:
+def _inject(id: str, slots: Slots) -> Callable[[Situation, tuple[str, ...]], Situation]:
     def inject(situation: Situation, keys: tuple[str, ...]) -> Situation:
-        if {"padding", "fill"} & set(slots):
-            forms = [situation.plan.forms[k] for k in keys]
-            needs(any((f.rows, f.columns) != (f.padded_rows, f.padded_columns) for f in forms), id, "a size that needs padding")
-            needs("fill" in slots or all(f.rows != f.padded_rows for f in forms), id, "an intermediate size that needs padding")
-        return situation.edit(keys, lambda form: slots)
+        forms = {k: situation.plan.forms[k] for k in keys if k in situation.plan.forms}
+        changes = {k: slots(k, form, situation.recipe.contract) for k, form in forms.items()}
+        needs(all(changes.values()) and bool(changes), id, "a kernel that reads these operands in another form")
+        if any({"padding", "fill"} & set(c) for c in changes.values()):
+            needs(any((f.rows, f.columns) != (f.padded_rows, f.padded_columns) for f in forms.values()), id, "a size that needs padding")
+            needs("fill" in changes[keys[0]] or all(f.rows != f.padded_rows for f in forms.values()), id, "an intermediate size that needs padding")
+        out = situation
+        for k, change in changes.items():
+            out = out.edit((k,), lambda form, change=change: change)
+        return out
 
     return inject
 
 
-def _slot_fault(id: str, title: str, strikes: tuple[str, ...], fix: str, reports: tuple[str, ...], needs: str, **slots: Any) -> Fault:
-    return Fault(id, title, strikes, _slots(id, slots), "the operand's bytes equal the checkpoint's in this form, and in no simpler one",
+def _slot_fault(id: str, title: str, strikes: tuple[str, ...], fix: str, reports: tuple[str, ...], needs: str, slots: Slots) -> Fault:
+    return Fault(id, title, strikes, _inject(id, slots), "the operand's bytes equal the checkpoint's in this form, and in no simpler one",
                  needs, fix, reports, slots=slots)
 
 
 _ROWS_NEED = "gate and up rows that differ"
 _PLACE_NEEDS = "scales that differ by row and by block; not 16 scale columns for 128x4"
-_REORDER = "reorder the rows of payload, block scales and bias alike: torch.cat([up, gate], dim=1)"
+_REORDER = "reorder the rows of payload, block scales and bias alike"
+
+
+def _order(order: RowOrder) -> Slots:
+    """Another order of gate and up, where there are both and the sizes allow it."""
+    return lambda key, form, c: {"order": order} if form.order not in (None, order) and order.fits(form.padded_rows) and form.halves == 2 else None
+
+
+def _order_fault(id: str, title: str, order: RowOrder, fix: str, reports: tuple[str, ...]) -> Fault:
+    return _slot_fault(id, title, W13, fix + _REORDER, reports, _ROWS_NEED, _order(order))
+
 
 ROW_ORDER_FAULTS = (
-    _slot_fault("rows-gate-up", "rows left as [w1; w3]; the kernel reads [w3; w1]", W13, _REORDER,
-                ("vllm#51038", "sglang#32430", "sglang#11081"), _ROWS_NEED, order=GATE_UP),
-    _slot_fault("rows-interleaved", "rows left as g0,u0,g1,u1; the kernel reads [w3; w1]", W13,
-                "de-interleave first: gate = w13[:, 0::2], up = w13[:, 1::2]; then " + _REORDER, ("vllm#51038", "vllm#46641"), _ROWS_NEED, order=INTERLEAVED),
-    _slot_fault("rows-interleaved-up", "rows put in the order u0,g0,u1,g1, which is TRT-LLM-gen's; the kernel reads [w3; w1]", W13,
-                _REORDER, ("vllm#52240",), _ROWS_NEED, order=INTERLEAVED_UP),
-    _slot_fault("rows-groups-64", "rows put in groups of 64 of up and gate, which is CuTe-DSL's order; the kernel reads [w3; w1]", W13,
-                _REORDER, ("vllm#52240",), _ROWS_NEED, order=GROUPS_64),
+    _order_fault("rows-gate-up", "rows left as [w1; w3]", GATE_UP, "", ("vllm#51038", "sglang#32430", "sglang#11081")),
+    _order_fault("rows-up-gate", "rows put in the order [w3; w1], which is CUTLASS's", UP_GATE, "", ("vllm#52240",)),
+    _order_fault("rows-interleaved", "rows left as g0,u0,g1,u1", INTERLEAVED, "de-interleave first: gate = w13[:, 0::2], up = w13[:, 1::2]; then ",
+                 ("vllm#51038", "vllm#46641")),
+    _order_fault("rows-interleaved-up", "rows put in the order u0,g0,u1,g1, which is TRT-LLM-gen's", INTERLEAVED_UP, "", ("vllm#52240",)),
+    _order_fault("rows-groups-64", "rows put in groups of 64 of up and gate, which is CuTe-DSL's order", GROUPS_64, "", ("vllm#52240",)),
+    _slot_fault("rows-swapped-without-gate", "the halves of w13 swapped in a layer that has no gate", W13,
+                "swap halves for gated activations only", ("vllm#51038",), "a layer without gate",
+                lambda key, form, c: {"order": UP_GATE} if form.halves == 1 and key in W13 else None),
     _slot_fault("padding-at-end", "w13 padded once at its end, so that the gate/up boundary moved", W13,
-                "pad each half on its own before joining them", ("vllm#51038",), "an intermediate size that needs padding", padding=PAD_END),
+                "pad each half on its own before joining them", ("vllm#51038",), "an intermediate size that needs padding", lambda key, form, c: {"padding": PAD_END}),
     *(_slot_fault(f"rows-shuffled-{s.block}", f"rows shuffled in blocks of {s.block}, as TRT-LLM-gen's kernels want them", EVERY,
-                  "do not call shuffle_matrix_a for the CUTLASS kernel", ("sglang#26884", "vllm#52240"), "rows that differ", shuffle=s)
+                  "do not call shuffle_matrix_a for this kernel", ("sglang#26884", "vllm#52240"), "rows that differ",
+                  lambda key, form, c, s=s: {"shuffle": s} if form.shuffle != s else None)
       for s in ROW_SHUFFLES),
+    _slot_fault("rows-not-shuffled", "rows not shuffled", EVERY, "permute rows by get_w2_permute_indices_with_cache (FlashInfer), scales and biases too",
+                ("sglang#26884", "vllm#52240"), "rows that differ", lambda key, form, c: {"shuffle": None} if form.shuffle is not None else None),
 )
 
 
-def _scale_layout(id: str, title: str, layout: Layout | Composed, reports: tuple[str, ...]) -> Fault:
-    return _slot_fault(id, title, SCALES, "call interleave_moe_scales_for_sm90_mixed_gemm once, on linear uint8 scales", reports, _PLACE_NEEDS, layout=layout)
+def _layout(layout: Layout) -> Slots:
+    """Another layout, or this one applied where it is the right one already: nothing."""
+    return lambda key, form, c: {"layout": layout} if form.layout not in (None, layout) and _fits(layout, form) else None
 
 
-def _weight_layout(id: str, title: str, layout: Layout | Composed, reports: tuple[str, ...]) -> Fault:
-    return _slot_fault(id, title, PAYLOADS, "call interleave_moe_weights_for_sm90_mixed_gemm(weight, 'fp4') once", reports,
-                       "K above 128 and rows that differ", layout=layout)
+def _composed(first: Layout | None, second: Layout | None) -> Slots:
+    """Two layouts, one after the other; None stands for the right one."""
+    def slots(key: str, form: Form, c: Contract) -> Mapping[str, Any] | None:
+        if form.layout is None or LINEAR in (form.layout, first, second) or (first is None) != (second is None) and form.layout in (first, second):
+            return None
+        both = Composed(first or form.layout, second or form.layout)
+        return {"layout": both} if _fits(both, form) else None
+
+    return slots
 
 
+def _fits(layout: Layout | Composed, form: Form) -> bool:
+    """Whether a layout keeps the size of an operand."""
+    rows, columns = form.halves * form.padded_rows, form.padded_columns
+    try:
+        pr, pc = layout.padded(*form.layout.padded(rows, columns))
+        return (pr, pc) == (rows, columns)
+    except MxdebugError:
+        return False
+
+
+def _scale_layout(id: str, title: str, slots: Slots, reports: tuple[str, ...]) -> Fault:
+    return _slot_fault(id, title, SCALES, "lay out linear uint8 scales once, as the kernel reads them", reports, _PLACE_NEEDS, slots)
+
+
+def _weight_layout(id: str, title: str, slots: Slots, reports: tuple[str, ...]) -> Fault:
+    return _slot_fault(id, title, PAYLOADS, "lay out the packed weights once, as the kernel reads them", reports, "K above 128 and rows that differ", slots)
+
+
+_OTHER = (("128x4", "swizzled 128x4", SWIZZLE_128x4), ("8x4", "swizzled 8x4", SWIZZLE_8x4), ("fold", "folded for SM90", SM90_SCALE_FOLD))
 LAYOUT_FAULTS = (
-    _scale_layout("scales-not-folded", "block scales linear; the kernel reads the SM90 fold", LINEAR, ("vllm#51038",)),
-    _scale_layout("scales-folded-twice", "block scales folded twice for SM90", Composed(SM90_SCALE_FOLD, SM90_SCALE_FOLD), ("modular#6600",)),
-    _scale_layout("scales-128x4", "block scales swizzled 128x4, which is the SM100 order; the kernel reads the SM90 fold", SWIZZLE_128x4, ("vllm#51038",)),
-    _scale_layout("scales-8x4", "block scales swizzled 8x4; the kernel reads the SM90 fold", SWIZZLE_8x4, ("flashinfer#4574",)),
-    _scale_layout("scales-transposed", "block scales transposed; the kernel reads the SM90 fold", TRANSPOSED, ("vllm#47115",)),
-    _scale_layout("scales-v-cache", "block scales in the V-cache 4x4 order; the kernel reads the SM90 fold", V_CACHE_4x4, ()),
-    *(_scale_layout(f"scales-{name}-of-fold", f"block scales folded for SM90, then swizzled {name}", Composed(SM90_SCALE_FOLD, layout), ("modular#6600",))
-      for name, layout in (("128x4", SWIZZLE_128x4), ("8x4", SWIZZLE_8x4))),
-    *(_scale_layout(f"scales-fold-of-{name}", f"block scales swizzled {name}, then folded for SM90", Composed(layout, SM90_SCALE_FOLD), ("modular#6600",))
-      for name, layout in (("128x4", SWIZZLE_128x4), ("8x4", SWIZZLE_8x4))),
-    _weight_layout("weights-not-interleaved", "packed weights without the SM90 interleave", LINEAR, ("vllm#51038", "TensorRT-LLM#12451")),
-    _weight_layout("weights-interleaved-twice", "packed weights interleaved twice for SM90",
-                   Composed(SM90_WEIGHT_INTERLEAVE, SM90_WEIGHT_INTERLEAVE), ("sglang#28963",)),
-    _weight_layout("weights-sm12x-tiles", "packed weights in SM12x's tiles; the kernel reads the SM90 interleave", SM12X_WEIGHT_TILES, ()),
+    _scale_layout("scales-linear", "block scales linear", _layout(LINEAR), ("vllm#51038",)),
+    _scale_layout("scales-twice", "block scales swizzled or folded twice", _composed(None, None), ("modular#6600",)),
+    _scale_layout("scales-128x4", "block scales swizzled 128x4, which is the SM100 order", _layout(SWIZZLE_128x4), ("vllm#51038",)),
+    _scale_layout("scales-8x4", "block scales swizzled 8x4", _layout(SWIZZLE_8x4), ("flashinfer#4574",)),
+    _scale_layout("scales-sm90-fold", "block scales folded for SM90", _layout(SM90_SCALE_FOLD), ("vllm#51038",)),
+    _scale_layout("scales-transposed", "block scales transposed", _layout(TRANSPOSED), ("vllm#47115",)),
+    _scale_layout("scales-v-cache", "block scales in the V-cache 4x4 order", _layout(V_CACHE_4x4), ()),
+    *(_scale_layout(f"scales-then-{name}", f"block scales laid out as they should be, then {verb} once more", _composed(None, layout), ("modular#6600",))
+      for name, verb, layout in _OTHER),
+    *(_scale_layout(f"scales-{name}-then", f"block scales {verb}, then laid out as they should be", _composed(layout, None), ("modular#6600",))
+      for name, verb, layout in _OTHER),
+    _weight_layout("weights-linear", "packed weights without the kernel's interleave", _layout(LINEAR), ("vllm#51038", "TensorRT-LLM#12451")),
+    _weight_layout("weights-twice", "packed weights interleaved twice", _composed(None, None), ("sglang#28963",)),
+    _weight_layout("weights-sm90-interleave", "packed weights interleaved for SM90", _layout(SM90_WEIGHT_INTERLEAVE), ("vllm#51038",)),
+    _weight_layout("weights-sm12x-tiles", "packed weights in SM12x's tiles", _layout(SM12X_WEIGHT_TILES), ()),
 )
 
 
 VALUE_FAULTS = (
     _slot_fault("padding-not-zero", "the padding holds other bytes than zeros", EVERY, "zero the padded buffer before loading (torch.zeros, not torch.empty)",
-                ("sglang#9346", "Primus-Turbo#383", "Lvllm#110"), "padding of w13 and of w2 that meet, both with scales that are not zero", fill=0x77),
+                ("sglang#9346", "Primus-Turbo#383", "Lvllm#110"), "padding of w13 and of w2 that meet, both with scales that are not zero", lambda key, form, c: {"fill": 0x77}),
     _slot_fault("nibbles-swapped", "the two codes of each byte are swapped: element 2i must be in the low nibble", PAYLOADS,
-                "swap back: (b & 15) << 4 | b >> 4; or correct the packer", ("torchao#3123", "triton#5197", "imp#567"), "any weights", values=SWAP_NIBBLES),
-    _slot_fault("scales-cast-by-value", "block scales cast by value: the number 2^(b-127) became the byte, not its exponent", SCALES,
-                "reinterpret: scale.view(torch.uint8), never .to(torch.uint8)", ("vllm#51419",), "scales below 1 (they become 0)", values=CAST_BY_VALUE),
+                "swap back: (b & 15) << 4 | b >> 4; or correct the packer", ("torchao#3123", "triton#5197", "imp#567"), "any weights", lambda key, form, c: {"values": SWAP_NIBBLES}),
+    _slot_fault("scales-cast-by-value", "block scales cast by value: the number that a scale means became its byte", SCALES,
+                "reinterpret: scale.view(torch.uint8), never .to(torch.uint8)", ("vllm#51419",), "scales below 1 (they become 0)",
+                lambda key, form, c: {"values": CAST_E4M3_BY_VALUE if c.weights.outer else CAST_BY_VALUE}),
 )
 
 

@@ -33,6 +33,7 @@ class Form:
     layout    slot: where the bytes lie; None for a bias
     shape     the shape of one expert's result, as the engine leaves it
     dtype     the dtype to which a bias is rounded
+    stored    the dtype in which the engine keeps a bias before that, if it is another
     """
 
     halves: int
@@ -45,6 +46,7 @@ class Form:
     layout: Layout | Composed | None
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
+    stored: torch.dtype | None = None
     values: Values | None = None
     experts: tuple[int, ...] | None = None
     padding: str = PAD_HALVES
@@ -66,8 +68,7 @@ class Form:
             out.append(Shuffle(self.shuffle))
         if self.layout is not None:
             out.append(Lay(self.layout, self.halves * self.padded_rows, padded_columns, self.shape))
-        if self.dtype is not None:
-            out.append(ToDtype(self.dtype))
+        out += [ToDtype(d) for d in (self.stored, self.dtype) if d is not None]
         return tuple(out)
 
     def row_indices(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch import Tensor
 from ..contracts import Contract, contract
 from ..errors import MxdebugError
 from ..formats import BlockTensor
-from ..reference import MoELayer, Parallel
+from ..layouts import Layout
+from ..reference import Activation, MoELayer, Parallel
+from ..requantise import QUANTISERS
 from .form import Form
 from .stages import ToDtype
 
@@ -35,12 +37,17 @@ def logical_operands(layer: MoELayer) -> dict[str, Tensor | None]:
 class Plan:
     """What an engine does with one layer: a `Form` for each operand; `padded` is (intermediate, hidden) as the kernel gets them.
 
+    x_layout  how the block scales of the activations are laid; None for bf16
+    scalars   layer -> the global scales that are passed, by key; and x_gscale, what x is multiplied with before it is quantised
+
     A fault of the recipe is another plan: `edit` makes it.
     """
 
     path: str
     forms: Mapping[str, Form]
     padded: tuple[int, int]
+    x_layout: Layout | None = None
+    scalars: Callable[[MoELayer], dict[str, Tensor]] = lambda layer: {}
 
     @property
     def contract(self) -> Contract:
@@ -53,62 +60,64 @@ class Plan:
         return replace(self, forms={**self.forms, key: replace(self.forms[key], **slots)})
 
     def convert(self, layer: MoELayer) -> dict[str, Tensor | None]:
-        """Run all stages: the operands as the kernel gets them."""
-        return {key: None if t is None else self.forms[key].apply(t) for key, t in logical_operands(layer).items()}
+        """Run all stages: the operands as the kernel gets them, bytes as uint8, and the global scales."""
+        made = {key: None if t is None else self.forms[key].apply(t) for key, t in logical_operands(layer).items() if key in self.forms}
+        return {**made, **self.scalars(layer)}
 
     def __str__(self) -> str:
         return "\n".join(f"{key:<10} " + " | ".join(s.name for s in form.stages) for key, form in self.forms.items())
 
     def invert(self, operands: Mapping[str, Tensor | None], layer: MoELayer) -> MoELayer:
-        """The logical layer that these operands come from; `layer` gives format and activation.
+        """The logical layer that these operands come from; `layer` gives format, global scales and activation.
 
         Inverse of `convert` up to lossy stages, whose canonical result stays.
         """
-        logical = {key: None if t is None else self.forms[key].undo(t) for key, t in operands.items()}
+        logical = {key: None if t is None else self.forms[key].undo(t) for key, t in operands.items() if key in self.forms}
         half = layer.intermediate if layer.gate is not None else 0
 
         def pick(key: str, rows: slice) -> Tensor | None:
-            return None if logical[key] is None else logical[key][:, rows]
+            return None if logical.get(key) is None else logical[key][:, rows]
 
         gate, up = slice(0, half), slice(half, half + layer.intermediate)
         return replace(
-            layer, gate=BlockTensor(pick("w13", gate), pick("w13_scale", gate), layer.up.format) if half else None,
-            up=BlockTensor(pick("w13", up), pick("w13_scale", up), layer.up.format),
-            down=BlockTensor(logical["w2"], logical["w2_scale"], layer.down.format),
-            gate_bias=pick("w13_bias", gate) if half else None, up_bias=pick("w13_bias", up), down_bias=logical["w2_bias"])
+            layer, gate=BlockTensor(pick("w13", gate), pick("w13_scale", gate), layer.up.format, layer.gate.global_scale) if half else None,
+            up=BlockTensor(pick("w13", up), pick("w13_scale", up), layer.up.format, layer.up.global_scale),
+            down=BlockTensor(logical["w2"], logical["w2_scale"], layer.down.format, layer.down.global_scale),
+            gate_bias=pick("w13_bias", gate) if half else None, up_bias=pick("w13_bias", up), down_bias=logical.get("w2_bias"))
 
     def costs(self, layer: MoELayer) -> dict[str, float]:
         """What the lossy stages lose: relative L2 by operand, 0.0 where the rounding changes nothing."""
         out = {}
         for key, t in logical_operands(layer).items():
-            for stage in self.forms[key].stages if t is not None else ():
+            for stage in self.forms[key].stages if t is not None and key in self.forms else ():
                 if isinstance(stage, ToDtype):
                     out[key] = stage.cost(t)
                 t = stage.apply(t)
         return out
 
     def arguments(self, layer: MoELayer, x: Tensor, experts: Tensor, router: Tensor, parallel: Parallel = Parallel()) -> dict[str, Any]:
-        """The whole call: FlashInfer's arguments for activations x [T, H], already converted operands and the activation's parameters.
+        """The whole call: FlashInfer's arguments for activations x [T, H], converted operands and the activation's parameters.
 
-        `layer` is the part of the layer that this rank holds. x is padded with zeros to the kernel's hidden size.
+        `layer` is the part of the layer that this rank holds. x is padded with zeros to the kernel's hidden size and quantised as the
+        contract asks.
         """
-        return self.call(self.convert(layer), layer, x, experts, router, parallel)
+        operands = self.convert(layer)
+        return self.call(operands, layer.activation, self.quantise(x, operands), experts, router, parallel)
 
-    def call(self, operands: Mapping[str, Tensor | None], layer: MoELayer, x: Tensor, experts: Tensor, router: Tensor,
+    def quantise(self, x: Tensor, operands: Mapping[str, Tensor | None]) -> Tensor | BlockTensor:
+        """Activations x [T, H] as the engine hands them to the kernel: padded, bf16 or quantised by the kernels' own arithmetic."""
+        x = torch.nn.functional.pad(x.to(torch.bfloat16), (0, self.padded[1] - x.shape[1]))
+        fmt = self.contract.activations
+        return x if fmt is None else QUANTISERS[fmt.name](x, operands["x_gscale"] if fmt.outer else None)
+
+    def call(self, operands: Mapping[str, Tensor | None], activation: Activation, x: Tensor | BlockTensor, experts: Tensor, router: Tensor,
              parallel: Parallel = Parallel()) -> dict[str, Any]:
-        """As `arguments`, with operands that were converted before."""
-        a, (_, hidden) = layer.activation, self.padded
-        names = {"silu": "Swiglu", "swiglu": "Swiglu", "gelu": "Geglu", "relu2": "Relu2"}
-        if a.kind not in names:
-            raise MxdebugError("activation", f"one of {', '.join(names)}", a.kind, "FlashInfer CUTLASS computes GELU with erf, not tanh")
-        return {
-            **self.contract.flags,
-            "input": torch.nn.functional.pad(x.to(torch.bfloat16), (0, hidden - x.shape[1])),
-            "token_selected_experts": experts.to(torch.int32), "token_final_scales": router.float(),
-            "fc1_expert_weights": operands["w13"], "fc2_expert_weights": operands["w2"],
-            "quant_scales": [operands["w13_scale"], operands["w2_scale"]],
-            "fc1_expert_biases": operands["w13_bias"], "fc2_expert_biases": operands["w2_bias"],
-            "swiglu_alpha": a.alpha, "swiglu_beta": a.beta, "swiglu_limit": a.limit, "activation_type": names[a.kind],
-            "output_dtype": torch.bfloat16,
-            "tp_size": parallel.tp_size, "tp_rank": parallel.tp_rank, "ep_size": parallel.ep_size, "ep_rank": parallel.ep_rank,
-        }
+        """As `arguments`, with operands that were converted, and activations that were quantised before."""
+        return self.contract.arguments(operands, self.passed(operands, activation), x, self.x_layout, experts, router, parallel)
+
+    def passed(self, operands: Mapping[str, Tensor | None], activation: Activation) -> Activation:
+        """alpha, beta and limit as they are passed: TRT-LLM's NVFP4 kernel takes limit and beta for sums that are not scaled yet."""
+        if not self.contract.clamps_before_scaling or activation.kind != "swiglu":
+            return activation
+        alpha = operands["w13_alpha"]
+        return replace(activation, **{n: None if getattr(activation, n) is None else getattr(activation, n) / alpha for n in ("beta", "limit")})

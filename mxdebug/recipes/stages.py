@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
+from ..formats import E4M3
 from ..layouts import Composed, Layout, RowOrder, RowShuffle
 
 
@@ -144,6 +145,8 @@ class Values:
 SWAP_NIBBLES = Values("nibbles swapped", tuple((b & 15) << 4 | b >> 4 for b in range(256)))
 # What `.to(torch.uint8)` does to a float8_e8m0fnu scale: the number 2^(b-127) is truncated to an integer, modulo 256.
 CAST_BY_VALUE = Values("cast by value", tuple(2 ** (b - 127) % 256 if b >= 127 else 0 for b in range(256)))
+# The same for a float8_e4m3fn scale; NaN becomes 0.
+CAST_E4M3_BY_VALUE = Values("E4M3 cast by value", tuple(int(v) % 256 if v == v else 0 for v in E4M3.table().tolist()))
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ def _finding(number: int, f: Finding) -> str:
     rows = [_row("where", f.where), _row("evidence", f.evidence)]
     if f.effect is not None:
         rows.append(_row("effect", f"alone it moves the output by relative L2 {f.effect:.3f}"))
-    rows.append(_row("fix", f.fault.fix))
+    rows.append(_row("fix", f.fix))
     if f.fault.reports:
         rows.append(_row("reports", ", ".join(f.fault.reports)))
     return (f'<div style="margin: 0.8em 0 0 0; border-left: 3px solid {_COLOURS["wrong"]}; padding-left: 0.9em">'
-            f'<b>{number}. {escape(f.fault.title)}</b> <span title="{escape(STRENGTHS[f.strength])}" '
+            f'<b>{number}. {escape(f.title)}</b> <span title="{escape(STRENGTHS[f.strength])}" '
             f'style="border: 1px solid #808080; border-radius: 3px; padding: 0 0.4em; font-size: 85%">{escape(f.strength)}</span>'
             f'<table style="border-collapse: collapse; margin: 0.3em 0 0 0">{"".join(rows)}</table></div>')
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..calls import load
 from ..contracts import Contract
+from ..diagnosis.given import Given
 from ..diagnosis.outputs import follows
 from ..errors import MxdebugError
 from ..metrics import Comparison, compare
@@ -52,6 +53,5 @@ def rerun(contract: Contract, calls: Iterable[Recorded]) -> Live:
                 raise
             return Live(kernel, (), f"{kernel} ({error.got.split(' (')[0]})")
         comparison = compare(got, call.outputs[0])
-        k = max(call.arguments["input"].shape[1], contract.operand("w2").get(call.arguments).shape[-1] * 2)
-        done.append(Rerun(recorded.name, comparison, follows(got, call.outputs[0], k)))
+        done.append(Rerun(recorded.name, comparison, follows(got, call.outputs[0], Given.of(contract, call.arguments).k, contract.roundings)))
     return Live(kernel, tuple(done), None)

@@ -85,7 +85,7 @@ def _number(value: float | None, width: int) -> str:
     return f"{'NaN':>{width}}" if value is None or math.isnan(value) else f"{value:>{width}.3f}"
 
 
-README_FAULTS = ("none", "rows-gate-up", "rows-interleaved", "padding-at-end", "scales-not-folded", "weights-not-interleaved", "nibbles-swapped",
+README_FAULTS = ("none", "rows-gate-up", "rows-interleaved", "padding-at-end", "scales-linear", "weights-linear", "nibbles-swapped",
                  "scales-cast-by-value", "experts-rolled", "bias-missing", "swiglu-alpha-lost", "swiglu-beta-lost", "swiglu-limit-lost", "router-squared")
 
 
