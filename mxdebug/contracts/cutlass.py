@@ -43,7 +43,8 @@ def inputs(x: Operand, *others: Operand) -> tuple[Operand, ...]:
 
 def x_scale(layout: Layout, shape: str, codec: Any) -> Operand:
     """The block scales of quantised activations."""
-    return Operand("x_scale", "input_sf", "activation scales", torch.uint8, shape, layout, None, codec, False, "one byte a block of a token; see swizzled_input_sf")
+    return Operand("x_scale", "input_sf", "activation scales", torch.uint8, shape, layout, None, codec, False, "one byte a block of a token; see swizzled_input_sf",
+                   also=(torch.float8_e4m3fn, torch.float8_e8m0fnu))
 
 
 def position(c: Contract, arguments: Arguments) -> Parallel:

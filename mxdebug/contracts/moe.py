@@ -70,7 +70,7 @@ def activations(c: Contract, arguments: Arguments) -> Tensor | BlockTensor:
         return x
     s = c.operand("x_scale")
     scales = s.get(arguments)
-    if scales is None or scales.dtype != s.dtype:
+    if scales is None or not s.takes(scales.dtype):
         raise MxdebugError(s.where, f"{s.dtype} {s.shape}", "none" if scales is None else str(scales.dtype),
                            "activations quantised without block scales, or scales cast by value (view them)")
     layout, rows = c.x_layout(arguments), x.shape[0]
@@ -118,7 +118,7 @@ def _tensor(c: Contract, arguments: Arguments, key: str) -> Tensor | None:
         if o.optional:
             return None
         raise MxdebugError(o.where, f"{o.dtype} {o.shape}", "none", "an argument of another kernel, or fewer scale tensors than this kernel takes")
-    if t.dtype != o.dtype:
+    if not o.takes(t.dtype):
         reason = {"w13": "weights viewed as another dtype are another kernel's", "w13_bias": f"biases must be {o.dtype}",
                   "w13_scale": f"scale bytes must be viewed as {o.dtype}, never cast"}.get(key.replace("w2", "w13"), "")
         raise MxdebugError(o.where, str(o.dtype), str(t.dtype), reason)

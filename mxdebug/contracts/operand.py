@@ -28,6 +28,7 @@ class Operand:
     layout, rows, scale   how the bytes are read; None where the question does not arise
     shuffle   a permutation of rows within blocks, on top of `rows`; None: none
     view      "plain", or MMA: a strided view of the same bytes
+    also      other dtypes under which the kernel takes the same bytes, because it does not look
     """
 
     key: str
@@ -42,11 +43,16 @@ class Operand:
     meaning: str
     shuffle: RowShuffle | None = None
     view: str = "plain"
+    also: tuple[torch.dtype, ...] = ()
 
     @property
     def where(self) -> str:
         """Title and argument, as errors name the operand."""
         return f"{self.title} ({self.argument})"
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether the kernel takes a tensor of this dtype."""
+        return dtype == self.dtype or dtype in self.also
 
     def get(self, arguments: Arguments) -> Tensor | None:
         """This operand's tensor in a call's arguments; None where it was not passed."""

@@ -55,7 +55,7 @@ def _inputs(activations: BlockFormat | None) -> tuple[Operand, ...]:
     if activations is not None:
         codec = E8M0 if activations is MXFP8 else E4M3_SCALE
         out.append(Operand("x_scale", "hidden_states_scale", "activation scales", torch.float8_e4m3fn, f"[T, H/{activations.block}]", LINEAR, None, codec,
-                           False, "one byte a block of a token, never swizzled"))
+                           False, "one byte a block of a token, never swizzled", also=() if activations is NVFP4 else (torch.uint8, torch.float8_e8m0fnu)))
     if activations is NVFP4:
         out += [scalar("g1_scale_c", "output1_scale_scalar", "w13 output scale", "w13 alpha x what the inner activation is multiplied with before it is quantised"),
                 scalar("w13_alpha", "output1_scale_gate_scalar", "w13 alpha", "multiplies GEMM1's sums: weight global scale x input global scale"),
