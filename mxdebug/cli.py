@@ -11,6 +11,8 @@ import click
 from .errors import MxdebugError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .calls import Recording
     from .diagnosis import Diagnosis
 
@@ -45,13 +47,17 @@ def main() -> None:
 @click.option("--layer", type=int, help="Layer of the checkpoint; without it the layer is found by the weights' rows.")
 @click.option("--call", "wanted", help="Only the call of this number, or whose folder's name contains this text.")
 @click.option("--engine", default="vllm", show_default=True, help="Whose recipe the operands should follow.")
-def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str | None, engine: str) -> None:
+@click.option("--tp", type=(int, int), metavar="SIZE RANK", help="Tensor-parallel position, for kernels that are not told (TRT-LLM, CuTe-DSL).")
+@click.option("--sent", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="A .safetensors file with what each rank's tokens were before quantisation, one tensor [rows, H] a rank, named in rank order.")
+def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str | None, engine: str, tp: tuple[int, int] | None, sent: Path | None) -> None:
     """Say what is wrong with the calls in DUMP, a folder that FlashInfer wrote (FLASHINFER_LOGLEVEL=10).
 
     Exit code: 0 every call is right, 1 something is wrong or undecided, 2 the input cannot be read.
     """
     from .calls import scan
     from .diagnosis import diagnose as run
+    from .reference import Parallel
 
     recordings, opened = _choose(scan(dump), wanted), None
     if checkpoint is not None:
@@ -62,7 +68,7 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     worst, verdicts = 0, {}
     for r in recordings:
         try:
-            d = run(r.load(), opened, layer=layer, engine=engine)
+            d = run(r.load(), opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent))
         except MxdebugError as error:
             if len(recordings) == 1:
                 raise
@@ -82,6 +88,17 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     sys.exit(worst)
 
 
+def _tokens(file: Path) -> list[Tensor]:
+    """The tensors of a .safetensors file in the order of their names."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as f:
+            return [f.get_tensor(name) for name in sorted(f.keys())]
+    except (SafetensorError, OSError) as error:
+        raise MxdebugError(f"--sent {file.name}", "a .safetensors file", str(error)) from error
+
+
 def _threads(size: int) -> None:
     """On a small call the threads' waiting for each other costs more than they save, above all on a busy machine."""
     if size < 1 << 26:
@@ -93,7 +110,7 @@ def _threads(size: int) -> None:
 def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
     from .contracts import CONTRACTS
 
-    known = {c.function for c in CONTRACTS.values()}
+    known = {f for c in CONTRACTS.values() for f in (c.function, *c.aliases)}
     if wanted is not None:
         chosen = [r for r in recordings if (r.sequence == int(wanted) if wanted.isdigit() else wanted in r.source.name)]
         if not chosen:
@@ -164,6 +181,61 @@ def faults(id: str | None) -> None:
     for label, text in (("fault", f"{f.id}: {f.title}"), ("strikes", ", ".join(f.strikes)), ("proved by", f.gives_away),
                         ("shows on", f.needs), ("fix", f.fix), ("reports", ", ".join(f.reports) or "none")):
         click.echo(f"{label:<10} {text}")
+
+
+@main.command()
+@click.argument("path", required=False)
+def contract(path: str | None) -> None:
+    """What a path's kernel reads and computes, operand by operand, and how vLLM gets there. Without PATH: the paths."""
+    from .contracts import CONTRACTS
+    from .contracts import contract as find
+    from .recipes import RECIPES
+
+    if path is None:
+        width = max(map(len, CONTRACTS))
+        for c in CONTRACTS.values():
+            click.echo(f"{c.path:<{width}}  {c.function}, {' '.join(f'SM{s}' for s in c.sm)}; {'; '.join(v.how for v in c.verified)}")
+        return
+    click.echo(str(find(path)))
+    for r in RECIPES:
+        if r.path == path:
+            click.echo(f"\n{r.engine} {r.version}, {r.checkpoint} checkpoints: {r.source}\n  {r.forced_by}")
+
+
+@main.command()
+@click.option("--sm", type=int, required=True, help="90, 100, 103, 110, 120 or 121.")
+@click.option("--quantisation", type=click.Choice(["mxfp4", "nvfp4"]), required=True)
+@click.option("--checkpoint", required=True, help="gpt-oss, mxfp4, compressed-tensors or quark; for nvfp4 modelopt, compressed-tensors or quark.")
+@click.option("--activation", default="silu", show_default=True, help="vLLM's MoEActivation: silu, swigluoai, swigluoai_uninterleave, relu2_no_mul, ...")
+@click.option("--activations", "key", help="How the checkpoint declares activations: nothing, mxfp8, nvfp4, fp8, ...")
+@click.option("--moe-backend", default="auto", show_default=True)
+@click.option("--tp", default=1, show_default=True)
+@click.option("--dp", default=1, show_default=True)
+@click.option("--expert-parallel", is_flag=True)
+@click.option("--swiglu-limit", type=float)
+@click.option("--version", default="0.33", show_default=True, help="vLLM's version.")
+def select(sm: int, quantisation: str, checkpoint: str, activation: str, key: str | None, moe_backend: str, tp: int, dp: int, expert_parallel: bool,
+           swiglu_limit: float | None, version: str) -> None:
+    """Which path vLLM takes for a MoE layer, and why not the others, in its priority order."""
+    from .recipes.select import Setup
+    from .recipes.select import select as run
+
+    click.echo(str(run(Setup(sm, quantisation, checkpoint, activation, key, moe_backend, tp=tp, dp=dp, expert_parallel=expert_parallel,
+                             swiglu_limit=swiglu_limit), version)))
+
+
+@main.command()
+@click.option("--engine", default="vllm", show_default=True)
+def audit(engine: str) -> None:
+    """Run the installed engine's own converters on this CPU and say, by path and checkpoint kind, whether the kernels get what they read.
+
+    Exit code: 0 all right, 1 something is wrong, 2 nothing was run.
+    """
+    from .audit import report
+
+    text, ok = report(engine)
+    click.echo(text)
+    sys.exit({True: 0, False: 1, None: 2}[ok])
 
 
 @main.command()

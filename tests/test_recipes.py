@@ -122,8 +122,9 @@ def test_recipe_refuses_what_it_does_not_convert() -> None:
     with pytest.raises(MxdebugError, match="operand: expected one of w13, .*got 'w1'"):
         plan.edit("w1", order=GATE_UP)
     tanh = MoELayer(layer.gate, layer.up, layer.down, Activation("gelu_tanh"))
-    with pytest.raises(MxdebugError, match="activation: expected one of silu, .*gelu_tanh.*erf"):
-        plan.arguments(tanh, torch.zeros(1, 128), torch.zeros(1, 1).int(), torch.ones(1, 1))
+    trtllm = recipe("vllm", "mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", GPT_OSS).plan(layer)
+    with pytest.raises(MxdebugError, match="activation: expected one of silu, .*gelu_tanh.*open code"):
+        trtllm.arguments(tanh, torch.zeros(1, 128), torch.zeros(1, 1).int(), torch.ones(1, 1))
 
 
 # -- plans ------------------------------------------------------------------------------------------------------

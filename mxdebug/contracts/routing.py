@@ -69,5 +69,5 @@ def route(logits: Tensor, top_k: int, method: int, bias: Tensor | None, factor: 
 
 
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    values, ids = scores.sort(-1, descending=True, stable=True)
+    values, ids = scores.sort(dim=-1, descending=True, stable=True)
     return values[:, :k], ids[:, :k]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from ..checkpoints import Checkpoint, CheckpointLayer, open_checkpoint
 from ..contracts import Contract, Seen, find
 from ..contracts.activation import read_activation
 from ..errors import MxdebugError
+from ..exchange import ScaleFinding
 from ..faults import FAULTS
 from ..metrics import compare
 from ..recipes import Plan, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
-from . import operands, outputs, parameters, scalars
+from . import activations, operands, outputs, parameters
+from . import scalars as global_scales
 from .finding import CRASHED, PENDING, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
 from .given import Given
 from .locate import locate
@@ -30,7 +32,7 @@ TOKENS = 64  # at most this many tokens are emulated
 
 
 def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | str | Path | None = None, *, layer: int | None = None,
-             engine: str = "vllm", tp: Parallel | None = None) -> Diagnosis:
+             engine: str = "vllm", tp: Parallel | None = None, sent: Sequence[Tensor] | None = None) -> Diagnosis:
     """Say what is wrong with one recorded call, how sure that is, where, and what to change; or that the call is right.
 
     call        a Call, or the folder of a FlashInfer dump that holds exactly one
@@ -38,6 +40,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     layer       which layer of the checkpoint; None: found by the rows of the weights (`locate`)
     engine      whose recipe to expect
     tp          the tensor-parallel position, for kernels that are not told (TRT-LLM, CuTe-DSL)
+    sent        what each rank's tokens were before they were quantised, [rows, H] in rank order: it decides in which order scales lie
     Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other.
     """
     call = call if isinstance(call, Call) else load(call)
@@ -48,10 +51,12 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
                          (), facts, None, None, None, ("metadata only",), ("everything else: there are no tensors",))
     contract = find(call.function, call.arguments)
     facts = (*facts, ("path", f"{contract.path}, {_verified(contract)}"))
+    scales = activations.examine(contract, call.arguments, sent)
     try:
         given = Given.of(contract, call.arguments)
     except MxdebugError as error:
-        return _broken_contract(call, facts, error)
+        about_scales = contract.activations is not None and error.operand == contract.operand("x_scale").where
+        return _broken_contract(call, facts, error, activations.findings(contract, scales) if about_scales else [])
     output = call.outputs[0] if call.outputs else None
     tokens, hidden = given.base.x.shape
     if output is not None and tuple(output.shape) != (tokens, hidden):
@@ -59,11 +64,11 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     if output is not None and output.dtype != contract.roundings.output:
         raise MxdebugError("output", str(contract.roundings.output), str(output.dtype), "the dump's outputs belong to another call")
     if checkpoint is None:
-        return _without_checkpoint(call, given, facts, output)
+        return _without_checkpoint(call, given, facts, output, scales)
     if isinstance(checkpoint, (str, Path)):
         checkpoint = open_checkpoint(checkpoint)
     chosen = checkpoint if isinstance(checkpoint, CheckpointLayer) else checkpoint.layer(locate(call, checkpoint) if layer is None else layer)
-    d = _with_checkpoint(call, given, facts, output, chosen, engine, tp)
+    d = _with_checkpoint(call, given, facts, output, chosen, engine, tp, scales)
     if d.verdict == UNEXPLAINED and layer is not None and isinstance(checkpoint, Checkpoint) and len(checkpoint.layers) > 1:
         try:
             found = locate(call, checkpoint)
@@ -85,17 +90,18 @@ def _facts(call: Call) -> tuple[tuple[str, str], ...]:
     return (("call", f"{call.function}, call {call.sequence} of process {call.process}, {call.status}" + (f" ({versions})" if versions else "")),)
 
 
-def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: MxdebugError) -> Diagnosis:
+def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: MxdebugError, because: list[Finding]) -> Diagnosis:
     finding = Finding(FAULTS["contract-broken"], PROVED, error.operand, f"expected {error.expected}, got {error.got}"
                       + (f"; likely: {error.reason}" if error.reason else ""))
     verdict = CRASHED if call.status == "crashed" else WRONG
     start = _NO_RETURN if verdict == CRASHED else ""
-    return Diagnosis(verdict, f"{start}{'T' if start else 't'}he kernel's contract is broken: {error.operand}", (finding,), facts, None, None, None,
+    return Diagnosis(verdict, f"{start}{'T' if start else 't'}he kernel's contract is broken: {error.operand}", tuple(because) or (finding,), facts, None, None, None,
                      ("the arguments against the kernel's contract",), ("everything behind it: correct this first",))
 
 
-def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...], output: Tensor | None) -> Diagnosis:
-    findings = _from_tokens(given)
+def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...], output: Tensor | None,
+                        scales: ScaleFinding | None) -> Diagnosis:
+    findings = [*_from_tokens(given), *activations.findings(given.contract, scales)]
     need = "whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR"
     besides = f"; besides: {_titles(findings)}" if findings else ""
     if output is None and call.status == "crashed":
@@ -113,7 +119,7 @@ def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], 
     else:
         verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
     return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None,
-                     (_compared(evidence), "router weights"), (*evidence.open, need))
+                     (_compared(evidence), "router weights"), (*evidence.open, *activations.remains(scales), need))
 
 
 _NO_RETURN = "inputs without outputs: the call did not return. "
@@ -136,7 +142,7 @@ def _follows_not(evidence: outputs.OutputEvidence) -> str:
 
 
 def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...], output: Tensor | None, chosen: CheckpointLayer, engine: str,
-                     tp: Parallel | None) -> Diagnosis:
+                     tp: Parallel | None, scales: ScaleFinding | None) -> Diagnosis:
     contract, args, layer = given.contract, call.arguments, chosen.layer
     stated = contract.parallel(args)
     parallel = stated if tp is None else Parallel(tp.tp_size, tp.tp_rank, stated.ep_size, stated.ep_rank)
@@ -148,8 +154,8 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
                       f"{layer.intermediate}, rows {chosen.rows.name}" + _position(parallel, here)))
     source = Source(layer, parallel)
     evidence = operands.examine(contract, plan, source, args)
-    findings = [*evidence.findings, *scalars.examine(given, plan, part),
-                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance), *_from_tokens(given)]
+    findings = [*evidence.findings, *global_scales.examine(given, plan, part),
+                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance), *_from_tokens(given), *activations.findings(contract, scales)]
     if {"w13", "w2"} <= evidence.foreign:
         findings = []  # against another layer's weights nothing else means anything
     asked_right = not (findings or evidence.broken or evidence.same_values)  # then what was passed is the right call itself
@@ -186,7 +192,7 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     if asked_right and kernel and not kernel.follows and not kernel.findings:
         checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
                        "write, at a race (does the same call give the same output?)")
-    open_ = [*evidence.open, *evidence.unexplained.values(), *(kernel.open if kernel else ()),
+    open_ = [*evidence.open, *activations.remains(scales), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
              *parameters.vacuity(part, right_trace, base, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_))
 

@@ -21,6 +21,8 @@ def examine_activation(contract: Contract, passed: Activation, wanted: Activatio
 
     TRT-LLM's limit and beta were divided by a scale and are multiplied again here, which may cost an ulp or two.
     """
+    if (passed.kind, wanted.kind) == ("gelu", "gelu_tanh"):
+        return [Finding(FAULTS["gelu-tanh-as-erf"], PROVED, "activation_type", f"the call computes {passed.kind} (erf), the checkpoint means {wanted.kind} ({provenance.get('activation', 'config.json')})")]
     if _CLASS.get(passed.kind, passed.kind) != _CLASS.get(wanted.kind, wanted.kind):
         return [Finding(FAULTS["activation-kind"], PROVED, "activation_type", f"the call computes {passed.kind}, the checkpoint means {wanted.kind} ({provenance.get('activation', 'config.json')})")]
     out = []

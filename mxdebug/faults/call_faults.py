@@ -8,12 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..contracts.activation import PARAMETERS
 from ..formats import BlockTensor
+from ..layouts import LINEAR, SWIZZLE_128x4, Layout
 from ..recipes import SWAP_NIBBLES
 from ..reference import CLAMPS, Activation, MoELayer, Parallel
 from .fault import Fault, KernelChange, Situation, full_like_first, needs
 
-PARAMETERS = ("alpha", "beta", "limit")
 _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": float("inf")}
 
 
@@ -40,6 +41,11 @@ def _set(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Situation, 
     return inject
 
 
+def _gelu(s: Situation) -> Situation:
+    needs(s.layer.gate is not None, "gelu-tanh-as-erf", "a layer with gate")
+    return replace(s, layer=replace(s.layer, activation=Activation("gelu_tanh")), activation=Activation("gelu"))
+
+
 _PASS = "pass swiglu_alpha, swiglu_beta and swiglu_limit as float32 [experts on this rank]"
 _NEEDS = {"alpha": "pre-activations of a few units", "beta": "any tokens", "limit": "a pre-activation beyond the limit"}
 PARAMETER_FAULTS = (
@@ -48,6 +54,9 @@ PARAMETER_FAULTS = (
     *(Fault(f"swiglu-{n}-changed", f"swiglu_{n} has another value than the checkpoint states", ("call",), _set(n, change),
             f"the two values of {n} differ", _NEEDS[n], _PASS, ("vllm#46816",))
       for n, change in (("alpha", lambda t: t * 0 + 1.0), ("beta", lambda t: t * 0), ("limit", lambda t: t * 0 + 2.0))),
+    Fault("gelu-tanh-as-erf", "the checkpoint means GELU by tanh, the kernel computes it by erf", ("call",),
+          lambda s, keys: _gelu(s), "activation_type Geglu against config.json's gelu_pytorch_tanh", "any tokens",
+          "pass GegluTanh where the kernel has it; vLLM 0.33 maps GELU_TANH to Geglu (activation_to_flashinfer_type), which is erf in CUTLASS", ("vllm#45354",)),
     Fault("activation-kind", "the call asks for another activation than the checkpoint states", ("call",),
           lambda s, keys: replace(s, activation=Activation("gelu")), "activation_type against config.json's hidden_act", "any tokens",
           "map the activation by name; raise on names that are not mapped", ("vllm#45738",)),
@@ -68,6 +77,35 @@ CALL_FAULTS = (
           lambda s, keys: replace(s, router=s.router.float().square()),
           "the square roots of the router weights sum to 1 for every token, the weights themselves do not", "top-k above 1, renormalised routing",
           "apply the router weight once", ("vllm#22513",)),
+)
+
+
+def _x_layout(s: Situation, wanted: Layout) -> Situation:
+    layout = s.recipe.contract.x_layout({})
+    needs(layout not in (None, wanted), "x-scales", f"a kernel that reads activation scales otherwise than {wanted.name}")
+    return replace(s, plan=replace(s.plan, x_layout=wanted))
+
+
+class _EachRank(Layout):
+    """Swizzled by two ranks that hold half of the rows each, padded, and joined."""
+
+    def pack(self, logical: Tensor) -> Tensor:
+        half = logical.shape[0] // 2
+        return torch.cat([SWIZZLE_128x4.pack(part).flatten() for part in (logical[:half], logical[half:])])
+
+    def padded(self, rows: int, cols: int) -> tuple[int, int]:
+        return sum(SWIZZLE_128x4.padded(n, cols)[0] for n in (rows // 2, rows - rows // 2)), SWIZZLE_128x4.padded(rows, cols)[1]
+
+
+_X = "with expert parallelism send linear scales and swizzle after the exchange; say swizzled or not at every call, without a default"
+X_FAULTS = (
+    Fault("x-scales-linear", "activation scales are linear; the kernel reads them swizzled 128x4", ("call",), lambda s, keys: _x_layout(s, LINEAR),
+          "the buffer's size where rows are no multiple of 128; else the senders' activations", "scales that differ by row and column", _X, ("vllm#42093", "vllm#42118")),
+    Fault("x-scales-swizzled", "activation scales are swizzled 128x4; the kernel reads them linear", ("call",), lambda s, keys: _x_layout(s, SWIZZLE_128x4),
+          "the buffer's size where rows are no multiple of 128; else the senders' activations", "scales that differ by row and column", _X, ("vllm#42089",)),
+    Fault("x-scales-before-exchange", "activation scales were swizzled on each rank, before the exchange of tokens", ("call",),
+          lambda s, keys: _x_layout(s, _EachRank("128x4 of each rank", SWIZZLE_128x4.pattern, SWIZZLE_128x4.sizes, pads=True, source="vLLM naive_dp_ep.py")),
+          "the buffer's size, zeros where padding came to lie, or the senders' activations", "ranks whose rows are no multiple of 128", _X, ("vllm#42118",)),
 )
 
 

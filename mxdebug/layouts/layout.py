@@ -37,7 +37,7 @@ class Layout:
 
     # -- geometry ---------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def _axes(self) -> tuple[list[str], list[str], list[str]]:
         left, right = self.pattern.split("->")
         groups = [re.findall(r"\w+", g) for g in re.findall(r"\([^)]*\)|\w+", left)]
@@ -45,7 +45,7 @@ class Layout:
             raise MxdebugError(f"layout {self.name}", "a pattern with two logical axes", self.pattern)
         return groups[0], groups[1], re.findall(r"\w+", right)
 
-    @property
+    @functools.cached_property
     def tile(self) -> tuple[int, int]:
         """(rows, columns) that a matrix must be a multiple of, or is padded to."""
         sizes = dict(self.sizes)

@@ -123,9 +123,17 @@ def _scalars(steps: Steps) -> Callable[[MoELayer], dict[str, Tensor]]:
     return nvfp4 if steps.format is NVFP4 else mxfp8 if steps.path.endswith("CUTLASS_MXFP4_MXFP8") else lambda layer: {}
 
 
-_FLAGS = {"FLASHINFER_CUTLASS_MXFP4_BF16": "flashinfer_cutlass", "FLASHINFER_CUTLASS_MXFP4_MXFP8": "flashinfer_cutlass_afp8",
-          "FLASHINFER_TRTLLM_MXFP4_BF16": "flashinfer_trtllm", "FLASHINFER_TRTLLM_MXFP4_MXFP8": "flashinfer_trtllm_afp8",
-          "FLASHINFER_CUTLASS": "flashinfer_cutlass", "FLASHINFER_TRTLLM": "flashinfer_trtllm", "FLASHINFER_CUTEDSL": "flashinfer_cutedsl"}
+def _forced_by(path: str, kind: str) -> str:
+    """How a user gets vLLM to take a path; `mxdebug.recipes.select` has the rules."""
+    backend = "_".join(path.partition("/")[2].split("_")[:2]).lower()
+    text = f"vllm serve MODEL --moe-backend {backend}"
+    if path.endswith("MXFP4_MXFP8"):  # map_mxfp4_backend knows flashinfer_*_afp8, but MoEBackend (config/kernel.py) does not
+        text += " with quantization_config.moe.activation=mxfp8"
+    if kind == CT_MXFP4:  # CompressedTensorsW4A4Mxfp4MoEMethod asks no oracle
+        text += " (checkpoints with dynamic FP8 activations, or quant_method mxfp4 with these tensors; others never get here)"
+    return text
+
+
 _KINDS = {"MXFP4": ((GPT_OSS, INTERLEAVED, "convert_gpt_oss_weight_to_mxfp4_moe_kernel_format"), (CT_MXFP4, GATE_UP, "convert_weight_to_mxfp4_moe_kernel_format")),
           "NVFP4": ((MODELOPT, GATE_UP, "convert_to_nvfp4_moe_kernel_format"), (CT_NVFP4, GATE_UP, "convert_to_nvfp4_moe_kernel_format"))}
 
@@ -136,5 +144,5 @@ def _bound(steps: Steps) -> Callable[[MoELayer, RowOrder], Plan]:
 
 RECIPES = tuple(
     Recipe("vllm", "0.33", steps.path, kind, rows, contract(steps.path),
-           forced_by=f"vllm serve MODEL --moe-backend {_FLAGS[steps.path.partition('/')[2]]}", source=source, _plan=_bound(steps))
+           forced_by=_forced_by(steps.path, kind), source=source, _plan=_bound(steps))
     for steps in STEPS for kind, rows, source in _KINDS[steps.format.name])

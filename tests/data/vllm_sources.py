@@ -1,7 +1,7 @@
 """Execute modules of vLLM 0.33 from a folder of its sources, on a machine that has neither vLLM nor a GPU.
 
-The modules in REAL are vLLM's own code. All else that they import is a stub: a class for a CamelCase name, which may be a base,
-a mock for any other name, or one of the stand-ins in GIVEN.
+The modules in REAL, or those that a script names, are vLLM's own code. All else that they import is a stub: a class for a CamelCase
+name, which may be a base, a mock for any other name, or one of the stand-ins in GIVEN.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Stub(ModuleType):
         elif full in _FORWARDED:
             module, _, there = _FORWARDED[full].rpartition(".")
             value = getattr(importlib.import_module(module), there)
-        elif full in REAL:
+        elif full in self.__spec__.loader.real:
             value = importlib.import_module(full)
         elif name[0].isupper() and not name.isupper():
             value = _StubType(name, (), {})
@@ -155,15 +155,15 @@ class _Stub(ModuleType):
 
 
 class _Finder:
-    """Finds vLLM's modules: those of REAL in the sources, all others as stubs."""
+    """Finds vLLM's modules: those of `real` in the sources, all others as stubs."""
 
-    def __init__(self, sources: Path) -> None:
-        self.sources = sources
+    def __init__(self, sources: Path, real: frozenset[str]) -> None:
+        self.sources, self.real = sources, real
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name.split(".")[0] != "vllm":
             return None
-        if name in REAL:
+        if name in self.real:
             return importlib.util.spec_from_file_location(name, self.sources / (name.replace(".", "/") + ".py"))
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -174,8 +174,13 @@ class _Finder:
         pass
 
 
+def find(sources: Path, real: frozenset[str] = REAL) -> None:
+    """From here on `import vllm...` executes the sources of the modules `real`."""
+    sys.meta_path.insert(0, _Finder(sources, real))
+
+
 def install(sources: Path) -> None:
-    """From here on `import vllm...` executes the sources; FlashInfer's GPU operations and moves to a GPU stay on the CPU.
+    """`find`; and FlashInfer's GPU operations and moves to a GPU stay on the CPU.
 
     FlashInfer's index functions and its SM90 scale interleave run on a CPU as they are. Its swizzle and its SM90 weight interleave are
     CUDA kernels, in whose place stand SWIZZLE_128x4.pack and SM90_WEIGHT_INTERLEAVE.pack (byte-exact against those kernels' recorded
@@ -202,4 +207,4 @@ def install(sources: Path) -> None:
         module.trtllm_fp4_block_scale_routed_moe = RECORDER.stand_in("trtllm_fp4_block_scale_routed_moe")
     Tensor.cuda = lambda t: t  # vLLM's swizzle_blockscale ends with it
     torch.accelerator.current_device_index = lambda: "cpu"
-    sys.meta_path.insert(0, _Finder(sources))
+    find(sources)
