@@ -70,7 +70,7 @@ def test_clean_calls_are_right(r: Recipe) -> None:
     for gated in (True, False):
         if not gated and "TRTLLM_MXFP4" in r.path:
             continue
-        for p in (Parallel(), Parallel(2, 0), Parallel(2, 1)) if r.path != "nvfp4/FLASHINFER_CUTLASS" or not gated else (Parallel(),):
+        for p in (Parallel(), Parallel(2, 0), Parallel(2, 1), Parallel(1, 0, 3, 1) if "nvfp4" in r.path else Parallel()) if r.path != "nvfp4/FLASHINFER_CUTLASS" or not gated else (Parallel(),):
             s = right(r.path, r.checkpoint, gated, p)
             d = diagnosed(s, *s.build())
             assert d.ok and not d.findings, str(d)
@@ -148,6 +148,8 @@ def test_operand_faults_are_named(r: Recipe) -> None:
                     named.add(f.id)
     expected = {"experts-rolled", "operand-of-another-expert", "nibbles-swapped", "scales-linear", "scales-twice", "scales-8x4", "scales-cast-by-value",
                 "weights-sm90-interleave", "rows-unnamed"}
+    if r.path == "nvfp4/FLASHINFER_CUTLASS":  # w2's 448 rows of scales are padded to 512 in 128x4 only: another size is refused
+        expected -= {"scales-8x4"}
     assert expected <= named, expected - named
     assert ("rows-not-shuffled" in named) == ("TRTLLM" in r.path)
     assert ("rows-swapped-without-gate" in named) == ("TRTLLM_MXFP4" not in r.path)
@@ -169,7 +171,7 @@ def test_global_scale_faults_are_named(r: Recipe) -> None:
 @pytest.mark.parametrize("r", ONE)
 def test_call_and_parameter_faults_are_named(r: Recipe) -> None:
     s = right(r.path, r.checkpoint)
-    named = {f.id for f in (*PARAMETER_FAULTS, *CALL_FAULTS) if check(s, f, None)}
+    named = {f.id for f in (*PARAMETER_FAULTS, *CALL_FAULTS) if f.id != "gelu-tanh-as-erf" and check(s, f, None)}
     assert {f"swiglu-{n}-{how}" for n in ("alpha", "beta", "limit") for how in ("lost", "changed")} <= named
     assert "router-squared" in named
 

@@ -43,7 +43,7 @@ def golden() -> ModuleType:
 CASES = golden().PATH_CASES
 PAIRS = [(name, path) for name, case in CASES.items() for path in case.paths]
 # Rows that vLLM itself leaves wrong: halves swapped in a layer without gate, and halves of alternating rows.
-WRONG = {"mxfp4-cutlass-mxfp8-compressed-non-gated": "rows-swapped-without-gate", "nvfp4-cutlass-modelopt-interleaved": "rows-unnamed"}
+WRONG = {"mxfp4-cutlass-mxfp8-compressed-non-gated": "rows-swapped-without-gate", "nvfp4-cutlass-modelopt-interleaved": "rows-interleaved-swapped"}
 
 
 def stored(name: str) -> tuple[dict[str, Tensor], dict[str, str]]:

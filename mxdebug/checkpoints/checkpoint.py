@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..errors import MxdebugError
 from ..layouts.rows import GATE_UP, INTERLEAVED, RowOrder
 from ..reference import MoELayer
+from .kinds import GPT_OSS, LEAVES
 from .names import LayerNames, find_layers
-from .settings import GPT_OSS, SUPPORTED, Config, read_activation, stated_experts, stated_kind
+from .settings import HF_QUANT_CONFIG, Config, read_activation, stated_experts, stated_kind
 from .store import Reader, Store, open_store, read_json
 from .weights import Weight, fused_experts, read_fused, read_single, single_experts
 
@@ -22,11 +26,14 @@ class CheckpointLayer:
     """One MoE layer as the file has it, rows put into logical order.
 
     index       N of model.layers.N
-    kind        GPT_OSS or COMPRESSED_TENSORS
-    layer       gate, up [E, I, H], down [E, H, I] in MXFP4; biases in the file's dtype; alpha, beta, limit float32 [E] or None
+    kind        one of KINDS
+    layer       gate, up [E, I, H], down [E, H, I] in MXFP4 or NVFP4; biases in the file's dtype; alpha, beta, limit float32 [E] or None.
+                NVFP4: global scales and input scales are float32 [E] multipliers, whatever the file stores. w13_input_scale is the
+                larger of w1's and w3's, for vLLM takes the maximum over both halves and all experts (flashinfer_fp4_moe.py
+                prepare_nvfp4_moe_layer_for_fi_or_cutlass, quant_utils.py amax_for_moe_activation_quant). None in W4A16 files
     rows        the order of gate and up rows in the file: INTERLEAVED (gpt-oss) or GATE_UP (tensors of their own)
-    names       w13, w13_scale, w13_bias, w2, w2_scale, w2_bias -> tensor name; with one tensor an expert a pattern, such as
-                "model.layers.0.mlp.experts.*.{w1,w3}.weight_packed". Operands that are absent have no entry.
+    names       w13, w13_scale, w13_global_scale, w13_input_scale, w13_bias, and the same of w2 -> tensor name; with one tensor an expert
+                a pattern, such as "model.layers.0.mlp.experts.*.{w1,w3}.weight_packed". Operands that are absent have no entry.
     provenance  where activation, alpha, beta and limit came from, e.g. "config.json swiglu_limit"
     stated      those of alpha, beta, limit that config.json states itself
     """
@@ -46,7 +53,7 @@ class Checkpoint:
 
     path    the folder or file
     config  config.json as it is; unchecked
-    kind    GPT_OSS or COMPRESSED_TENSORS
+    kind    one of KINDS
     """
 
     path: Path
@@ -58,7 +65,7 @@ class Checkpoint:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Indices of the MoE layers with MXFP4 experts, ascending."""
+        """Indices of the MoE layers with quantised experts, ascending."""
         return tuple(self._names)
 
     @property
@@ -72,11 +79,12 @@ class Checkpoint:
 
         index may be left out where there is exactly one MoE layer.
         Raises MxdebugError for an unknown index, tensors that are missing, of another dtype or shape than the format has,
-        NaN scales (E8M0 byte 0xFF) in the experts read, and an activation that cannot be known.
+        NaN or negative block scales in the experts read, global or input scales that are not finite and above zero, input scales that
+        only some experts have, and an activation that cannot be known.
         """
         names = self._names[self._index(index)]
         if names.unknown:
-            raise MxdebugError(f"tensor {names.unknown[0]}", "only tensors of a known meaning next to MXFP4 weights",
+            raise MxdebugError(f"tensor {names.unknown[0]}", f"only tensors of a known meaning next to those of {names.kind}",
                                "a name that is not known", "zero points, another format, or a newer exporter")
         with self._store.reader() as reader:
             part = _part(experts, self._count(names, reader), names.module)
@@ -86,7 +94,8 @@ class Checkpoint:
             weights: dict[str, Weight] = read(names, reader, part, gated, biased)
         gate, up, down = weights.get("w1"), weights["w3"], weights["w2"]
         layer = MoELayer(gate and gate.tensor, up.tensor, down.tensor, settings.activation,
-                         gate_bias=gate and gate.bias, up_bias=up.bias, down_bias=down.bias)
+                         gate_bias=gate and gate.bias, up_bias=up.bias, down_bias=down.bias,
+                         w13_input_scale=_larger(gate and gate.input_scale, up.input_scale), w2_input_scale=down.input_scale)
         return CheckpointLayer(names.index, names.kind, layer, INTERLEAVED if names.kind == GPT_OSS else GATE_UP,
                                _operands(names), settings.provenance, settings.stated)
 
@@ -97,7 +106,8 @@ class Checkpoint:
                 return self.layers[0]
             raise MxdebugError("layer index", f"one of {known}", "none", f"{self.path} has {len(self.layers)} MoE layers")
         if not isinstance(index, int) or isinstance(index, bool) or index not in self._names:
-            raise MxdebugError("layer index", f"one of {known}", repr(index), "a layer without MXFP4 experts, or an index beyond the last")
+            raise MxdebugError("layer index", f"one of {known}", repr(index),
+                               "a layer without quantised experts, or an index beyond the last")
         return index
 
     def _count(self, names: LayerNames, reader: Reader) -> int:
@@ -112,20 +122,20 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint: a folder with config.json and safetensors, or one .safetensors file with config.json beside it.
 
-    Reads config.json, the index if there is one, else the headers of the files; no weights.
+    Reads config.json (and hf_quant_config.json beside it), the index if there is one, else the headers of the files; no weights.
     Raises MxdebugError where files are missing or damaged, or the kind of quantisation is not supported or contradicts the names.
     """
     path = Path(path)
     store = open_store(path)
-    config = Config((path if path.is_dir() else path.parent) / "config.json", {})
-    config = Config(config.path, read_json(config.path))
+    folder = path if path.is_dir() else path.parent
+    beside = folder / HF_QUANT_CONFIG
+    config = Config(folder / "config.json", read_json(folder / "config.json"), read_json(beside) if beside.exists() else None)
     kind = stated_kind(config)
-    names = find_layers(store.files, path)
-    found = next(iter(names.values())).kind
-    if found != kind:
-        raise MxdebugError(f"tensor names of {path}", f"those of {kind}, as quantization_config says (supported: {SUPPORTED})",
-                           f"those of {found}", "config.json and weights of two checkpoints")
-    return Checkpoint(path, config.data, kind, config, store, names)
+    return Checkpoint(path, config.data, kind, config, store, find_layers(store.files, path, kind))
+
+
+def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None or b is None else torch.maximum(a, b)
 
 
 def _part(experts: slice | None, count: int, module: str) -> slice:
@@ -142,13 +152,17 @@ def _part(experts: slice | None, count: int, module: str) -> slice:
 
 
 def _operands(names: LayerNames) -> dict[str, str]:
-    leaves = {"": ("blocks", "weight_packed"), "_scale": ("scales", "weight_scale"), "_bias": ("bias", "bias")}
     out: dict[str, str] = {}
-    for operand, fused, words in (("w13", "gate_up_proj", ("w1", "w3")), ("w2", "down_proj", ("w2",))):
-        for suffix, (fused_leaf, leaf) in leaves.items():
-            present = [w for w in words if (w, leaf) in names.single]
-            if names.kind == GPT_OSS and f"{fused}_{fused_leaf}" in names.fused:
-                out[operand + suffix] = names.fused[f"{fused}_{fused_leaf}"]
-            elif present:
+    if names.kind == GPT_OSS:
+        for operand, projection in (("w13", "gate_up_proj"), ("w2", "down_proj")):
+            for suffix, leaf in (("", "blocks"), ("_scale", "scales"), ("_bias", "bias")):
+                if f"{projection}_{leaf}" in names.fused:
+                    out[operand + suffix] = names.fused[f"{projection}_{leaf}"]
+        return out
+    leaves = LEAVES[names.kind]
+    for operand, words in (("w13", ("w1", "w3")), ("w2", ("w2",))):
+        for suffix, leaf in (("", leaves.payload), ("_scale", leaves.scale), ("_global_scale", leaves.global_scale),
+                             ("_input_scale", leaves.input_scale), ("_bias", "bias")):
+            if present := [w for w in words if (w, leaf) in names.single]:
                 out[operand + suffix] = names.pattern(present, leaf)
     return out

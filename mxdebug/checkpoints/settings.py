@@ -11,19 +11,15 @@ from typing import Any
 import torch
 
 from ..errors import MxdebugError
-from ..formats import MXFP4
+from ..formats import MXFP4, NVFP4, BlockFormat
 from ..reference import Activation
-
-GPT_OSS = "gpt-oss"
-COMPRESSED_TENSORS = "compressed-tensors mxfp4-pack-quantized"
-KINDS = (GPT_OSS, COMPRESSED_TENSORS)
-SUPPORTED = ('quant_method "mxfp4" with gpt-oss names (*_proj_blocks, *_proj_scales), or "compressed-tensors" '
-             'with format "mxfp4-pack-quantized" (weight_packed, weight_scale)')
+from .kinds import COMPRESSED_TENSORS, COMPRESSED_TENSORS_NVFP4, GPT_OSS, MODELOPT_NVFP4, SUPPORTED
 
 GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT = 1.702, 1.0, 7.0
 BY_MODEL_TYPE = f"model_type gpt_oss (vLLM: {GPT_OSS_ALPHA}, {GPT_OSS_BETA}, {GPT_OSS_LIMIT})"  # vLLM quantization/mxfp4.py
 NOT_STATED = "not stated"
 PARAMETERS = ("alpha", "beta", "limit")
+HF_QUANT_CONFIG = "hf_quant_config.json"
 
 # hidden_act -> activation kind. "uninterleave" is about row order only: the same function (vLLM fused_moe/activation.py).
 HIDDEN_ACT = {"swigluoai": "swiglu", "swigluoai_uninterleave": "swiglu", "silu": "silu", "gelu": "gelu",
@@ -32,10 +28,14 @@ HIDDEN_ACT = {"swigluoai": "swiglu", "swigluoai_uninterleave": "swiglu", "silu":
 
 @dataclass(frozen=True)
 class Config:
-    """config.json, a file from strangers: every value is checked for its type before use."""
+    """config.json, a file from strangers: every value is checked for its type before use.
+
+    beside  hf_quant_config.json of the same folder, where older ModelOpt writes its quantisation; None where there is none
+    """
 
     path: Path
     data: Mapping[str, Any]
+    beside: Mapping[str, Any] | None = None
 
     def get(self, key: str, *types: type) -> tuple[Any, str] | None:
         """(value, where) from the top level or from text_config; None where it is absent or null.
@@ -71,28 +71,63 @@ class Config:
 
 
 def stated_kind(config: Config) -> str:
-    """GPT_OSS or COMPRESSED_TENSORS, as quantization_config says. Raises MxdebugError for every other format, or none."""
+    """One of KINDS, as quantization_config says, or hf_quant_config.json where config.json has none (vLLM: config.py reads them so).
+
+    Raises MxdebugError for every other format, for none, and where the two files contradict each other.
+    """
     found = config.get("quantization_config", dict)
     operand = f"quantization_config of {config.path}"
-    if found is None:
-        raise MxdebugError(operand, SUPPORTED, "none", "a checkpoint that is not quantised, or a config.json of the base model")
-    quantisation = found[0]
+    if config.beside is None:
+        if found is None:
+            raise MxdebugError(operand, SUPPORTED, "none", "a checkpoint that is not quantised, or a config.json of the base model")
+        return _kind(found[0], operand)
+    beside = _modelopt(config.beside, f"{config.path.parent / HF_QUANT_CONFIG}")
+    if found is not None and (kind := _kind(found[0], operand)) != beside:
+        raise MxdebugError(operand, f"{beside}, as {HF_QUANT_CONFIG} says", kind,
+                           "files of two checkpoints; engines differ in which they read")
+    return beside
+
+
+def _kind(quantisation: Mapping[str, Any], operand: str) -> str:
     method, fmt = quantisation.get("quant_method"), quantisation.get("format")
     if method == "mxfp4":
         return GPT_OSS
-    if method != "compressed-tensors" or fmt != "mxfp4-pack-quantized":
-        raise MxdebugError(operand, SUPPORTED, f"quant_method {_short(method)}, format {_short(fmt)}",
-                           "NVFP4 has other blocks, scales and a global scale" if "nvfp4" in _short(fmt) else "a format not read yet")
-    groups = quantisation.get("config_groups")
+    if method in ("modelopt", "modelopt_fp4"):
+        return _modelopt(quantisation, operand)
+    kinds = {"mxfp4-pack-quantized": (COMPRESSED_TENSORS, MXFP4), "nvfp4-pack-quantized": (COMPRESSED_TENSORS_NVFP4, NVFP4)}
+    if method != "compressed-tensors" or not isinstance(fmt, str) or fmt not in kinds:
+        raise MxdebugError(operand, SUPPORTED, f"quant_method {_short(method)}, format {_short(fmt)}", "a format not read yet")
+    kind, block_format = kinds[fmt]
+    _check_groups(quantisation.get("config_groups"), block_format, operand)
+    return kind
+
+
+def _modelopt(quantisation: Mapping[str, Any], operand: str) -> str:
+    """MODELOPT_NVFP4. hf_quant_config.json has everything one level down; either case of quant_algo (vLLM modelopt.py from_config)."""
+    inner = quantisation.get("quantization", quantisation)
+    if not isinstance(inner, dict):
+        raise MxdebugError(f"quantization of {operand}", "an object", _typed(inner))
+    algo, size = inner.get("quant_algo"), inner.get("group_size")
+    if not isinstance(algo, str) or algo.upper() not in ("NVFP4", "W4A16_NVFP4"):
+        reason = "one format a layer, which is not read yet" if algo == "MIXED_PRECISION" else "a format not read yet"
+        raise MxdebugError(operand, SUPPORTED, f"ModelOpt's quant_algo {_short(algo)}", reason)
+    if size not in (None, NVFP4.block):
+        raise MxdebugError(f"group_size of {operand}", f"{NVFP4.block}, which is NVFP4's", _short(size), "another format under this name")
+    _check_groups(inner.get("config_groups"), NVFP4, operand)
+    return MODELOPT_NVFP4
+
+
+def _check_groups(groups: Any, fmt: BlockFormat, operand: str) -> None:
+    """Refuse a config_groups whose weights are not of the format `fmt`; what a group does not say is not held against it."""
+    other = "a block of 32 is MXFP4's" if fmt is NVFP4 else "a block of 16 is NVFP4's"
     for name, group in (groups.items() if isinstance(groups, dict) else [("config_groups", groups)] if groups is not None else []):
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise MxdebugError(f"config_groups of {operand}", "objects with weights", f"{name}: {_short(group)}")
-        for key, want in (("num_bits", MXFP4.element.bits), ("group_size", MXFP4.block), ("type", "float")):
+        for key, want in (("num_bits", fmt.element.bits), ("group_size", fmt.block), ("type", "float")):
             if weights.get(key) not in (None, want):
-                raise MxdebugError(f"{name} of {operand}", f"{key} {want!r}, which is MXFP4's", _short(weights[key]),
-                                   "another format under this name; a block of 16 is NVFP4's")
-    return COMPRESSED_TENSORS
+                raise MxdebugError(f"{name} of {operand}", f"{key} {want!r}, which is {fmt.name}'s", _short(weights[key]),
+                                   f"another format under this name; {other}")
 
 
 def stated_experts(config: Config) -> tuple[int, str] | None:

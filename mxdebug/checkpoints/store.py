@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -69,17 +70,17 @@ class Reader:
         s = self._slice(name)
         return s.get_dtype(), tuple(s.get_shape())
 
-    def read(self, name: str, part: slice = slice(None), rows: Tensor | None = None) -> Tensor:
-        """`part` of the first axis of a tensor and `rows` (int64) of its second, in memory of its own.
+    def read(self, name: str, part: slice | EllipsisType = ..., rows: Tensor | None = None) -> Tensor:
+        """`part` of the first axis of a tensor (all of it, scalars too, without) and `rows` (int64) of its second, in memory of its own.
 
         safetensors gives views of the mapped file; a copy does not change, nor end the process, when the file does.
-        float8_e8m0fnu comes as its bytes in uint8, never by value.
+        float8_e8m0fnu and float8_e4m3fn come as their bytes in uint8, never by value.
         """
         try:
             t = self._slice(name)[part]
         except (SafetensorError, RuntimeError, OSError) as error:
             raise MxdebugError(f"tensor {name}", "readable data", str(error), "a damaged file") from error
-        t = t.view(torch.uint8) if t.dtype == torch.float8_e8m0fnu else t
+        t = t.view(torch.uint8) if t.dtype in (torch.float8_e8m0fnu, torch.float8_e4m3fn) else t
         return t.clone() if rows is None else t[:, rows]
 
 

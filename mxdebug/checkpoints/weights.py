@@ -1,4 +1,4 @@
-"""Tensors of one layer's experts -> MXFP4 weights in logical order, each dtype and shape checked before data is read."""
+"""Tensors of one layer's experts -> weights in logical order, each dtype and shape checked before data is read."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..formats import MXFP4, BlockTensor
+from ..formats import MXFP4, BlockFormat, BlockTensor
 from ..layouts.rows import INTERLEAVED
+from .kinds import LEAVES
 from .names import SPELLINGS, LayerNames
+from .scalars import WHY_INPUT, WHY_NO_INPUT, WHY_WEIGHT, read_scalars
 from .store import Reader
 
-NAN_SCALE = 0xFF  # E8M0
 _HALF_BLOCK = MXFP4.block // 2  # payload bytes of one block
 _PAYLOAD = ("U8",)
 _SCALES = ("U8", "F8_E8M0")
 _BIAS = ("BF16", "F16", "F32")
 _WHY_DTYPE = {
-    "F8_E4M3": "NVFP4 scales, or E8M0 bytes under another dtype",
+    "F8_E4M3": "NVFP4 scales or FP8 weights, or E8M0 bytes under another dtype",
+    "F8_E8M0": "MXFP4 scales",
+    "U8": "bytes that the file does not call E4M3; they may be MXFP4 scales",
     "F32": "scales stored as numbers; cast by value into bytes they turn to garbage (vLLM issue 51419)",
     "BF16": "a layer that is not quantised, or scales stored as numbers",
     "F16": "a layer that is not quantised, or scales stored as numbers",
@@ -29,10 +32,11 @@ _WHY_DTYPE = {
 
 @dataclass(frozen=True)
 class Weight:
-    """tensor MXFP4 [E, rows, K]; bias [E, rows] in the file's dtype, or None."""
+    """tensor [E, rows, K]; bias [E, rows] in the file's dtype, or None; input_scale float32 [E], a multiplier, or None."""
 
     tensor: BlockTensor
     bias: Tensor | None
+    input_scale: Tensor | None = None
 
 
 def fused_experts(names: LayerNames, reader: Reader) -> int:
@@ -67,7 +71,7 @@ def read_fused(names: LayerNames, reader: Reader, part: slice, gated: bool, bias
                            "no such tensor", "an export that dropped biases")
     for projection in ("gate_up_proj", "down_proj"):  # before de-interleaving: rows are reported as the file counts them
         scales = names.fused[f"{projection}_scales"]
-        _refuse_nan(reader.read(scales, part), part.start, lambda _: scales)
+        _check_scales(reader.read(scales, part), MXFP4, part.start, lambda _: scales)
     return {"w1": _read_fused(names, reader, part, "gate_up_proj", logical[:half]),
             "w3": _read_fused(names, reader, part, "gate_up_proj", logical[half:]),
             "w2": _read_fused(names, reader, part, "down_proj", None)}
@@ -105,55 +109,62 @@ def single_experts(names: LayerNames) -> int:
 
 
 def read_single(names: LayerNames, reader: Reader, part: slice, gated: bool, biased: bool) -> dict[str, Weight]:
-    """compressed-tensors: w1 (if gated), w3, w2 of the experts in `part`, one tensor an expert stacked to [E, rows, K]."""
-    words = ("w1", "w3", "w2") if gated else ("w3", "w2")
+    """The other kinds: w1 (if gated), w3, w2 of the experts in `part`, one tensor an expert stacked to [E, rows, K].
+
+    Input scales are all there, or none is (W4A16).
+    """
+    leaves, words = LEAVES[names.kind], ("w1", "w3", "w2") if gated else ("w3", "w2")
     if not gated and any(word == "w1" for word, _ in names.single):
         leaf = next(leaf for word, leaf in names.single if word == "w1")
         raise MxdebugError(names.pattern(["w1"], leaf), "no gate tensors, since the activation has no gate", "some",
                            "config.json of another model")
-    biases = {word: (word, "bias") in names.single for word in words}
-    with_bias = biased or any(biases.values())
+    with_bias = biased or any((word, "bias") in names.single for word in words)
+    with_input = any((word, leaves.input_scale) in names.single for word in words)
+    needed = [leaves.payload, leaves.scale, leaves.global_scale, leaves.input_scale if with_input else None, "bias" if with_bias else None]
     for word in words:
-        for leaf in ("weight_packed", "weight_scale", *(["bias"] if with_bias else [])):
-            _all_experts(names, word, leaf)
+        for leaf in filter(None, needed):
+            _all_experts(names, word, leaf, WHY_NO_INPUT if leaf == leaves.input_scale else "an incomplete download or export")
     shapes = {word: _single_shape(names, reader, part, word, with_bias) for word in words}
     rows, columns = shapes["w3"]
     for word, want in (("w1", (rows, columns)), ("w2", (columns, rows))):
         if shapes.get(word, want) != want:
-            raise MxdebugError(names.pattern([word], "weight_packed"),
+            raise MxdebugError(names.pattern([word], leaves.payload),
                                f"{list(want)} elements next to {names.words['w3']} {[rows, columns]}", f"{list(shapes[word])}",
                                "parts of two layers, or a padded next to an unpadded one")
-    return {word: _read_single(names, reader, part, word, with_bias) for word in words}
+    return {word: _read_single(names, reader, part, word, with_bias, with_input) for word in words}
 
 
-def _all_experts(names: LayerNames, word: str, leaf: str) -> None:
+def _all_experts(names: LayerNames, word: str, leaf: str, reason: str) -> None:
     have, count = names.single.get((word, leaf), {}), single_experts(names)
     missing = next((e for e in range(count) if e not in have), None)
     if missing is not None:
         spelled = names.words.get(word, f"{word} (or {SPELLINGS[word]})")
         raise MxdebugError(f"{names.module}.{missing}.{spelled}.{leaf}", f"a tensor for each expert 0..{count - 1}",
-                           f"none for expert {missing}; {count - len(have)} of {count} missing", "an incomplete download or export")
+                           f"none for expert {missing}; {count - len(have)} of {count} missing", reason)
 
 
 def _single_shape(names: LayerNames, reader: Reader, part: slice, word: str, with_bias: bool) -> tuple[int, int]:
     """(rows, K) of one projection, every header of the experts in `part` checked."""
-    payloads, scales = names.single[word, "weight_packed"], names.single[word, "weight_scale"]
+    leaves = LEAVES[names.kind]
+    payloads, scales, block = names.single[word, leaves.payload], names.single[word, leaves.scale], leaves.format.block
     first: tuple[int, ...] | None = None
     for e in range(part.start, part.stop):
         shape = _header(reader, payloads[e], _PAYLOAD, 2, first, payloads[part.start])
         first = shape
         rows, columns = shape[0], 2 * shape[1]
-        if columns % MXFP4.block:
-            raise MxdebugError(f"tensor {payloads[e]}", f"K a multiple of the block of {MXFP4.block}",
+        if columns % block:
+            raise MxdebugError(f"tensor {payloads[e]}", f"K a multiple of the block of {block}",
                                f"K {columns} (shape {list(shape)}, two elements a byte)",
                                "a slice that cuts a block, or a transposed tensor")
-        _header(reader, scales[e], _SCALES, 2, (rows, columns // MXFP4.block), payloads[e])
+        _header(reader, scales[e], leaves.scale_dtypes, 2, (rows, columns // block), payloads[e])
         if with_bias:
             _header(reader, names.single[word, "bias"][e], _BIAS, 1, (rows,), payloads[e])
     return rows, columns
 
 
-def _read_single(names: LayerNames, reader: Reader, part: slice, word: str, with_bias: bool) -> Weight:
+def _read_single(names: LayerNames, reader: Reader, part: slice, word: str, with_bias: bool, with_input: bool) -> Weight:
+    leaves = LEAVES[names.kind]
+
     def stack(leaf: str) -> Tensor:
         tensors = [reader.read(names.single[word, leaf][e]) for e in range(part.start, part.stop)]
         if len({t.dtype for t in tensors}) > 1:  # torch.stack would convert them to a common dtype
@@ -161,9 +172,13 @@ def _read_single(names: LayerNames, reader: Reader, part: slice, word: str, with
                                ", ".join(sorted({str(t.dtype) for t in tensors})), "shards of two exports")
         return torch.stack(tensors)
 
-    scales = stack("weight_scale")
-    _refuse_nan(scales, part.start, lambda e: names.single[word, "weight_scale"][e])
-    return Weight(BlockTensor(stack("weight_packed"), scales, MXFP4), stack("bias") if with_bias else None)
+    def scalars(leaf: str | None, why: str) -> Tensor | None:
+        return None if leaf is None else read_scalars(names.single[word, leaf], reader, part, leaves.divides, why)
+
+    scales = stack(leaves.scale)
+    _check_scales(scales, leaves.format, part.start, lambda e: names.single[word, leaves.scale][e])
+    tensor = BlockTensor(stack(leaves.payload), scales, leaves.format, scalars(leaves.global_scale, WHY_WEIGHT))
+    return Weight(tensor, stack("bias") if with_bias else None, scalars(leaves.input_scale if with_input else None, WHY_INPUT))
 
 
 def _header(reader: Reader, name: str, dtypes: tuple[str, ...], dimensions: int, shape: tuple[int, ...] | None = None,
@@ -181,11 +196,19 @@ def _header(reader: Reader, name: str, dtypes: tuple[str, ...], dimensions: int,
     return got
 
 
-def _refuse_nan(scales: Tensor, first: int, name: Callable[[int], str]) -> None:
-    """Raise where a scale [E, rows, blocks] is NaN; `first` is the global index of the first expert, `name` gives an expert's tensor."""
-    where = (scales == NAN_SCALE).nonzero()
-    if len(where):
-        e, row, column = where[0].tolist()
-        raise MxdebugError(f"tensor {name(first + e)}, expert {first + e}, row {row}, block {column}", "E8M0 scales below 0xFF",
-                           f"{len(where)} NaN (byte 0xFF) in {len(where[:, :2].unique(dim=0))} rows of {len(scales)} experts",
-                           "an overflow in the quantiser, or uninitialised padding")
+def _check_scales(scales: Tensor, fmt: BlockFormat, first: int, name: Callable[[int], str]) -> None:
+    """Raise where a block scale [E, rows, blocks] is NaN, or below zero (E4M3; its byte 0x80 is -0, which is zero).
+
+    `first` is the global index of the first expert, `name` gives an expert's tensor.
+    """
+    nan, expected, found = ((scales & 0x7F) == 0x7F, "E4M3 scales that are numbers", "NaN (byte 0x7F or 0xFF)") if fmt.outer else \
+        (scales == 0xFF, "E8M0 scales below 0xFF", "NaN (byte 0xFF)")
+    checks = [(nan, expected, found, "an overflow in the quantiser, or uninitialised padding")]
+    if fmt.outer:
+        checks.append((scales > 0x80, "E4M3 scales that are not negative", "negative", "bytes of another tensor under this name"))
+    for wrong, expected, found, reason in checks:
+        where = wrong.nonzero()
+        if len(where):
+            e, row, column = where[0].tolist()
+            raise MxdebugError(f"tensor {name(first + e)}, expert {first + e}, row {row}, block {column}", expected,
+                               f"{len(where)} {found} in {len(where[:, :2].unique(dim=0))} rows of {len(scales)} experts", reason)

@@ -147,7 +147,7 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     stated = contract.parallel(args)
     parallel = stated if tp is None else Parallel(tp.tp_size, tp.tp_rank, stated.ep_size, stated.ep_rank)
     part = layer.part(parallel)
-    plan = recipe(engine, contract.path, chosen.kind).plan(part)
+    plan = recipe(engine, contract.path, chosen.kind).plan(part, layer)
     here, base = given.experts, given.base
     _check_fit((here, base.layer.intermediate, base.layer.hidden), part, plan, chosen, parallel)
     facts = (*facts, ("layer", f"{chosen.index} of a {chosen.kind} checkpoint: {layer.experts} experts, hidden {layer.hidden}, intermediate "

@@ -228,8 +228,7 @@ def _words(id: str, key: str, expected: Form, contract: Contract) -> dict[str, s
     if "order" in changed and expected.order is not None:
         return {"reads": expected.order.name, "advice": f"{FAULTS[id].fix}: {_ORDER[expected.order]}"}
     if "layout" in changed:
-        single = isinstance(changed["layout"], Layout) and id != "weights-linear"
-        return {"reads": _READS[expected.layout] if single else "", "advice": _CALL[expected.layout]}
+        return {"reads": _READS[expected.layout] if isinstance(changed["layout"], Layout) else "", "advice": _CALL[expected.layout]}
     return {}
 
 

@@ -67,7 +67,7 @@ class Situation:
     def right(recipe: Recipe, layer: MoELayer, x: Tensor, experts: Tensor, router: Tensor, parallel: Parallel = Parallel()) -> Situation:
         """The situation without a fault."""
         part = layer.part(parallel)
-        return Situation(recipe, layer, parallel, x, experts, router, recipe.plan(part), part.activation, parallel)
+        return Situation(recipe, layer, parallel, x, experts, router, recipe.plan(part, layer), part.activation, parallel)
 
     @property
     def local_experts(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..contracts import Contract
 from ..errors import MxdebugError
-from ..layouts import (GATE_UP, GROUPS_64, INTERLEAVED, INTERLEAVED_UP, LINEAR, ROW_SHUFFLES, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD,
+from ..layouts import (GATE_UP, GROUPS_64, INTERLEAVED, INTERLEAVED_SWAPPED, INTERLEAVED_UP, LINEAR, ROW_SHUFFLES, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD,
                        SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4, TRANSPOSED, UP_GATE, V_CACHE_4x4, Composed, Layout, RowOrder, RowShuffle)
 from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, PAD_END, SWAP_NIBBLES, Form
 from ..reference import Parallel
@@ -64,6 +65,8 @@ ROW_ORDER_FAULTS = (
                  ("vllm#51038", "vllm#46641")),
     _order_fault("rows-interleaved-up", "rows put in the order u0,g0,u1,g1, which is TRT-LLM-gen's", INTERLEAVED_UP, "", ("vllm#52240",)),
     _order_fault("rows-groups-64", "rows put in groups of 64 of up and gate, which is CuTe-DSL's order", GROUPS_64, "", ("vllm#52240",)),
+    _order_fault("rows-interleaved-swapped", "halves swapped while the rows still alternate g0,u0,g1,u1", INTERLEAVED_SWAPPED,
+                 "de-interleave first: gate = w13[:, 0::2], up = w13[:, 1::2]; then ", ("vllm#46641", "vllm#46645")),
     _slot_fault("rows-swapped-without-gate", "the halves of w13 swapped in a layer that has no gate", W13,
                 "swap halves for gated activations only", ("vllm#51038",), "a layer without gate",
                 lambda key, form, c: {"order": UP_GATE} if form.halves == 1 and key in W13 else None),
@@ -95,11 +98,10 @@ def _composed(first: Layout | None, second: Layout | None) -> Slots:
 
 
 def _fits(layout: Layout | Composed, form: Form) -> bool:
-    """Whether a layout keeps the size of an operand."""
-    rows, columns = form.halves * form.padded_rows, form.padded_columns
+    """Whether an operand has the same size in a layout; in any other the kernel's contract is broken visibly."""
+    size = form.halves * form.padded_rows, form.padded_columns
     try:
-        pr, pc = layout.padded(*form.layout.padded(rows, columns))
-        return (pr, pc) == (rows, columns)
+        return math.prod(layout.padded(*size)) == math.prod(form.layout.padded(*size))
     except MxdebugError:
         return False
 
@@ -125,7 +127,7 @@ LAYOUT_FAULTS = (
       for name, verb, layout in _OTHER),
     *(_scale_layout(f"scales-{name}-then", f"block scales {verb}, then laid out as they should be", _composed(layout, None), ("modular#6600",))
       for name, verb, layout in _OTHER),
-    _weight_layout("weights-linear", "packed weights without the kernel's interleave", _layout(LINEAR), ("vllm#51038", "TensorRT-LLM#12451")),
+    _weight_layout("weights-linear", "packed weights linear", _layout(LINEAR), ("vllm#51038", "TensorRT-LLM#12451")),
     _weight_layout("weights-twice", "packed weights interleaved twice", _composed(None, None), ("sglang#28963",)),
     _weight_layout("weights-sm90-interleave", "packed weights interleaved for SM90", _layout(SM90_WEIGHT_INTERLEAVE), ("vllm#51038",)),
     _weight_layout("weights-sm12x-tiles", "packed weights in SM12x's tiles", _layout(SM12X_WEIGHT_TILES), ()),

@@ -27,6 +27,11 @@ def input_scale(key: str, layer: MoELayer) -> Tensor:
     return (layer.w2_input_scale if key in ("w2_alpha", "a2_gscale", "g1_scale_c") else layer.w13_input_scale).float()
 
 
+def _shared(key: str, right: Mapping[str, Tensor]) -> Tensor:
+    """float32 [E]: the largest input scale, which serves all experts."""
+    return 1.0 / right["a1_gscale" if key == "w13_alpha" else "a2_gscale"]
+
+
 def _weight(key: str, layer: MoELayer) -> Tensor:
     first = layer.up if layer.gate is None else layer.gate
     return (layer.down if key == "w2_alpha" else first).global_scale.float()
@@ -52,7 +57,7 @@ def _unfolded(key: str, right: Mapping[str, Tensor], layer: MoELayer) -> Tensor 
 
 
 def _each_expert(key: str, right: Mapping[str, Tensor], layer: MoELayer) -> Tensor | None:
-    own, shared = input_scale(key, layer), input_scale(key, layer).max()
+    own, shared = input_scale(key, layer), _shared(key, right)
     return right[key] * own / shared if key in ALPHAS else right[key] * shared / own
 
 
@@ -68,7 +73,7 @@ SCALAR_FAULTS = (
           lambda key, right, layer: right[key] / _weight(key, layer), _NEED, _FIX),
     _make("input-scale-not-folded", "the input scale is not folded in", (*ALPHAS, "g1_scale_c"), _unfolded, _NEED, _FIX),
     _make("input-scale-twice", "the input scale is folded in twice", SCALARS,
-          lambda key, right, layer: right[key] * input_scale(key, layer).max() if key in ALPHAS else right[key] / input_scale(key, layer).max(), _NEED,
+          lambda key, right, layer: right[key] * _shared(key, right) if key in ALPHAS else right[key] / _shared(key, right), _NEED,
           "fold once: process_weights_after_loading runs again when weights are reloaded"),
     _make("input-scale-of-each-expert", "each expert's own input scale is used; activations are quantised once, with the largest", SCALARS, _each_expert,
           "input scales that differ by expert", "take the maximum over experts for both"),

@@ -15,7 +15,7 @@ from ..errors import MxdebugError
 class RowOrder:
     """An order of the rows of w13, written as an einops pattern over (half, row): half 0 is gate, half 1 is up.
 
-    `flip` puts up first. Padding rows, if any, are those that the caller adds to each half before ordering.
+    `flip` puts up first; `swap` then exchanges the two halves of all rows, whatever is in them. Padding rows, if any, are those that the caller adds to each half before ordering.
     """
 
     name: str
@@ -23,15 +23,17 @@ class RowOrder:
     sizes: tuple[tuple[str, int], ...] = ()
     flip: bool = False
     who: str = ""
+    swap: bool = False
 
     def indices(self, half: int) -> Tensor:
         """int64 [2 * half]: physical row i holds logical row indices[i] of [gate; up]."""
         try:
             logical = torch.arange(2 * half).reshape(2, half)
-            return rearrange(logical.flip(0) if self.flip else logical, self.pattern, **dict(self.sizes))
+            order = rearrange(logical.flip(0) if self.flip else logical, self.pattern, **dict(self.sizes))
         except Exception as error:
             raise MxdebugError(f"rows in order {self.name}", f"a half that is a multiple of {dict(self.sizes)}",
                                f"{half} rows", "this order works on whole groups") from error
+        return order.roll(half) if self.swap else order
 
     def fits(self, half: int) -> bool:
         """Whether `half` rows can be put into this order."""
@@ -43,7 +45,9 @@ UP_GATE = RowOrder("[w3; w1]", "h i -> (h i)", flip=True, who="up, then gate: Fl
 INTERLEAVED = RowOrder("g0,u0,g1,u1", "h i -> (i h)", who="gpt-oss checkpoints")
 INTERLEAVED_UP = RowOrder("u0,g0,u1,g1", "h i -> (i h)", flip=True, who="TRT-LLM-gen before its row shuffle")
 GROUPS_64 = RowOrder("[u,g] groups of 64", "h (n g) -> (n h g)", (("g", 64),), flip=True, who="NVFP4 FLASHINFER_CUTEDSL")
-ROW_ORDERS = (GATE_UP, UP_GATE, INTERLEAVED, INTERLEAVED_UP, GROUPS_64)
+INTERLEAVED_SWAPPED = RowOrder("g0,u0,g1,u1 with its halves swapped", "h i -> (i h)", swap=True,
+                               who="vLLM 0.33's NVFP4 CUTLASS converter on alternating rows: no kernel reads this")
+ROW_ORDERS = (GATE_UP, UP_GATE, INTERLEAVED, INTERLEAVED_UP, GROUPS_64, INTERLEAVED_SWAPPED)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ RECIPES: tuple[Recipe, ...] = vllm.RECIPES
 def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
     """The recipe of an engine for a path and a checkpoint kind.
 
-    Raises MxdebugError with all recipes that exist where there is none: this branch was missing in vLLM (#51038), and a
+    Raises MxdebugError with the recipes that come nearest where there is none: this branch was missing in vLLM (#51038), and a
     conversion that is left out silently is flashinfer#3334.
     """
     for r in RECIPES:
         if (r.engine, r.path, r.checkpoint) == (engine, path, checkpoint):
             return r
-    known = "; ".join(f"{r.engine} {r.version} {r.path} for {r.checkpoint}" for r in RECIPES)
+    near = [r for r in RECIPES if (r.engine, r.path) == (engine, path)] or [r for r in RECIPES if r.checkpoint == checkpoint] or RECIPES
+    known = "; ".join(f"{r.engine} {r.version} {r.path} for {r.checkpoint}" for r in near)
     raise MxdebugError("recipe", f"one of: {known}", f"{engine} {path} for {checkpoint}", "no conversion is written for this combination")
 
 

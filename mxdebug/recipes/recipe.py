@@ -27,8 +27,11 @@ class Recipe:
     contract: Contract
     forced_by: str
     source: str
-    _plan: Callable[[MoELayer, RowOrder], Plan] = field(repr=False)
+    _plan: Callable[[MoELayer, RowOrder, MoELayer], Plan] = field(repr=False)
 
-    def plan(self, layer: MoELayer) -> Plan:
-        """The stages for one layer, or for the part of it that a rank holds (`MoELayer.part`)."""
-        return self._plan(layer, self.rows)
+    def plan(self, layer: MoELayer, whole: MoELayer | None = None) -> Plan:
+        """The stages for one layer, or for the part of it that a rank holds (`MoELayer.part`).
+
+        whole  with expert parallelism the layer of all ranks: some global scales are the largest of all experts
+        """
+        return self._plan(layer, self.rows, whole or layer)

@@ -68,8 +68,11 @@ def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def plan(steps: Steps, layer: MoELayer, file_rows: RowOrder) -> Plan:
-    """The stages of one path for one layer (the part that a rank holds). Raises MxdebugError where vLLM refuses the layer."""
+def plan(steps: Steps, layer: MoELayer, file_rows: RowOrder, inputs: MoELayer) -> Plan:
+    """The stages of one path for one layer (the part that a rank holds). Raises MxdebugError where vLLM refuses the layer.
+
+    inputs  whose experts' input scales share one maximum
+    """
     for name, w in (("w13", layer.up), ("w2", layer.down)):
         if w.format is not steps.format:
             raise MxdebugError(f"{name} weights", steps.format.name, w.format.name, "another quantisation, so another path")
@@ -102,18 +105,18 @@ def plan(steps: Steps, layer: MoELayer, file_rows: RowOrder) -> Plan:
         forms[key], forms[f"{key}_scale"] = matrix(*sizes)
         if steps.bias is not None:
             forms[f"{key}_bias"] = bias(*sizes[:3])
-    return Plan(steps.path, forms, (pi, ph), steps.x_scales, _scalars(steps))
+    return Plan(steps.path, forms, (pi, ph), steps.x_scales, _scalars(steps, inputs))
 
 
-def _scalars(steps: Steps) -> Callable[[MoELayer], dict[str, Tensor]]:
+def _scalars(steps: Steps, inputs: MoELayer) -> Callable[[MoELayer], dict[str, Tensor]]:
     def mxfp8(layer: MoELayer) -> dict[str, Tensor]:
         ones = torch.ones(layer.experts)
         return {"w13_global": ones, "w2_global": ones}
 
     def nvfp4(layer: MoELayer) -> dict[str, Tensor]:
-        if layer.w13_input_scale is None or layer.w2_input_scale is None:
+        if inputs.w13_input_scale is None or inputs.w2_input_scale is None:
             raise MxdebugError("input scales", "float32 [E] for w13 and for w2", "none", "a W4A16 checkpoint: this path quantises activations too")
-        a13, a2 = (s.float().max().expand(layer.experts) for s in (layer.w13_input_scale, layer.w2_input_scale))
+        a13, a2 = (s.float().max().expand(layer.experts) for s in (inputs.w13_input_scale, inputs.w2_input_scale))
         # One number for both halves: vLLM warns where they differ and takes w1's (modelopt.py, compressed_tensors_moe_w4a4_nvfp4.py).
         first = layer.up if layer.gate is None else layer.gate
         alpha13, alpha2 = (w.global_scale.float() * a for w, a in ((first, a13), (layer.down, a2)))
@@ -138,11 +141,12 @@ _KINDS = {"MXFP4": ((GPT_OSS, INTERLEAVED, "convert_gpt_oss_weight_to_mxfp4_moe_
           "NVFP4": ((MODELOPT, GATE_UP, "convert_to_nvfp4_moe_kernel_format"), (CT_NVFP4, GATE_UP, "convert_to_nvfp4_moe_kernel_format"))}
 
 
-def _bound(steps: Steps) -> Callable[[MoELayer, RowOrder], Plan]:
-    return lambda layer, rows: plan(steps, layer, rows)
+def _bound(steps: Steps, kind: str) -> Callable[[MoELayer, RowOrder, MoELayer], Plan]:
+    # ModelOpt's input scales are loaded for all experts on every rank (modelopt.py, global_sf_num_experts), compressed-tensors' are not.
+    return lambda layer, rows, whole: plan(steps, layer, rows, whole if kind == MODELOPT else layer)
 
 
 RECIPES = tuple(
     Recipe("vllm", "0.33", steps.path, kind, rows, contract(steps.path),
-           forced_by=_forced_by(steps.path, kind), source=source, _plan=_bound(steps))
+           forced_by=_forced_by(steps.path, kind), source=source, _plan=_bound(steps, kind))
     for steps in STEPS for kind, rows, source in _KINDS[steps.format.name])

@@ -18,6 +18,7 @@ from . import figures, places
 BEYOND = "beyond the end of the buffer"
 RANKS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7")  # Okabe and Ito's; the number of the rank stands beside
 TILE = SWIZZLE_128x4.tile[0]
+THIN = 64  # more rows than that are drawn without gaps, which would take a fifth of the colour away
 Strip = tuple[tuple[tuple["int | None", int], ...], ...]  # for each tile its parts: (rank, or None for padding; rows)
 
 
@@ -60,20 +61,25 @@ def draw(r: Reading) -> go.Figure:
     """Both matrices side by side on one colour scale; a glyph for what lies beyond the buffer's end."""
     beyond = bool(r.outside.any())
     says = ("One cell a block of 32 numbers of one token, coloured by its block scale. Left: each row and each column has its own level. "
-            "Right: the same cells as the kernel reads them" + ("; a dash: it looks beyond the end." if beyond else "."))
+            "Right: the same cells as the kernel reads them" + ("; a stroke: it looks beyond the end." if beyond else "."))
     rows, columns = r.meant.shape
     figure = figures.figure(r.title, says, plot=max(90, figures.cell_height(rows)), below=figures.BELOW_CELLS, legend=beyond)
     read = torch.where(r.outside, r.meant.amin(), r.read)
     both = torch.cat([r.meant.flatten(), read.flatten()])
     figures.cells(figure, r.meant, both, "x", "y", 0, 1, scale=True, bar=True)
     figures.cells(figure, read, both, "x2", "y2", 0, 1, scale=True, bar=False, padding=r.outside)
-    names = {figures.PADDING[0]: BEYOND, figures.SPECIAL[0x00][0]: "0x00: 2⁻¹²⁷, as padding has", figures.SPECIAL[0xFF][0]: "0xFF: NaN"}
+    names = {figures.PADDING[0]: BEYOND,  # E8M0 bytes as they are, not as SM90's kernel reads those of weights
+             figures.SPECIAL[0x00][0]: "0x00: 2⁻¹²⁷, as padding has", figures.SPECIAL[0xFF][0]: "0xFF: NaN"}
     for trace in figure.data:
         trace.name = names.get(trace.name, trace.name)
+        trace.legendgroup = trace.name
     column_axis, row_axis = {"title": "column", "range": [-0.5, columns - 0.5]}, {"range": [rows - 0.5, -0.5]}
+    if rows > THIN:
+        figure.update_traces(ygap=0, selector={"type": "heatmap"})
     figure.update_layout(
         xaxis=figures.plain_axis(domain=[0, 0.48], **column_axis), yaxis=figures.plain_axis(title="token", **row_axis),
-        xaxis2=figures.plain_axis(domain=[0.52, 1], anchor="y2", **column_axis), yaxis2=figures.plain_axis(anchor="x2", showticklabels=False, **row_axis))
+        xaxis2=figures.plain_axis(domain=[0.52, 1], anchor="y2", **column_axis),
+        yaxis2=figures.plain_axis(anchor="x2", showticklabels=False, **row_axis))
     figures.heading(figure, 0, "the tokens' own")
     figures.heading(figure, 0.52, "the kernel reads")
     return figure
@@ -86,6 +92,8 @@ def draw_tile(p: places.Places) -> go.Figure:
             "they lie in memory. Letters mark the same bytes in both.")
     figure.layout.annotations[0].text = "<br>".join(textwrap.wrap(says, figures.WIDTH))
     figure.layout.meta = {"says": says}
+    if p.logical.shape[0] > THIN:
+        figure.data[0].ygap = 0
     return figure
 
 
@@ -154,16 +162,17 @@ def draw_tiles(t: Tiles) -> go.Figure:
     """Two bars above each other: what the kernel reads, what it gets."""
     if len(t.counts) > len(RANKS):
         raise MxdebugError("ranks to draw", f"at most {len(RANKS)}", str(len(t.counts)))
-    says = ("Rows of the swizzled buffer, in tiles of 128. Above: what the kernel takes it for, all tokens one after the other, padding at the end. "
-            "Below: what it gets if each rank swizzles before the exchange: every rank's tiles carry their own padding.")
+    says = ("Rows of the swizzled buffer, in tiles of 128. Above: what the kernel takes it for, all tokens one after the other, padding at "
+            "the end. Below: what it gets if each rank swizzles before the exchange: every rank's tiles carry their own padding.")
     figure = figures.figure("Swizzled before the exchange: whose rows are where", says, plot=110, headings=False, left=110)
     for y, strip in enumerate((t.gets, t.reads)):
         start = 0
         for rank, n in (part for tile in strip for part in tile):
             colour = "rgba(127, 127, 127, 0.18)" if rank is None else RANKS[rank]
             label = "padding" if rank is None else f"rank {rank}"
-            figure.add_bar(x=[n], base=[start], y=[y], orientation="h", width=0.62, text=[f"{label}<br>{n}"], textposition="inside", insidetextanchor="middle",
-                           textangle=0, textfont={"size": 11, "color": figures.TEXT if rank is None else "black"}, marker={"color": colour, "line": {"width": 0}},
+            figure.add_bar(x=[n], base=[start], y=[y], orientation="h", width=0.62, marker={"color": colour, "line": {"width": 0}},
+                           text=[f"{label}<br>{n}"], textposition="inside", insidetextanchor="middle", textangle=0,
+                           textfont={"size": 11, "color": figures.TEXT if rank is None else "black"},
                            hovertemplate=f"{label}: {n} rows<extra></extra>", showlegend=False)
             start += n
     ends = [TILE * i for i in range(len(t.gets) + 1)]
@@ -203,7 +212,8 @@ class Summary:
         out = [f"{'tokens':<{width}}  {'order':<14}  {'bytes':>5}  {'read':>5}  {'wrong':>7}  {'from one call':<25}  with what was sent"]
         for name, line in zip(names, self.lines):
             wrong = f"{line.wrong}/{sum(line.tokens)}"
-            out.append(f"{name:<{width}}  {line.order:<14}  {line.got:>5}  {line.read:>5}  {wrong:>7}  {_short(line.alone):<25}  {_short(line.sent)}")
+            out.append(f"{name:<{width}}  {line.order:<14}  {line.got:>5}  {line.read:>5}  {wrong:>7}  "
+                       f"{_short(line.alone):<25}  {_short(line.sent)}")
         return "\n".join(out)
 
 

@@ -21,7 +21,7 @@ from ..recipes.swiglu import PARAMETERS, Passed, parameters
 from ..reference import CLAMPS, Activation, Trace
 from . import figures
 
-WIDEST = 30                         # the pre-activations drawn: from -WIDEST to WIDEST; those beyond are counted, not drawn
+WIDEST = 20  # the pre-activations drawn: from -WIDEST to WIDEST; those beyond are counted, not drawn
 LIMITS = (*map(float, range(1, 13)), 15.0, 20.0, 30.0, math.inf)  # inf: no limit is passed
 _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": math.inf}
 
@@ -46,7 +46,9 @@ class Setting:
         given = {n: t for n in PARAMETERS if (t := getattr(activation, n)) is not None}
         for name, t in given.items():
             if t.unique().numel() != 1:
-                raise MxdebugError(f"swiglu_{name}", "one value for all experts", f"{t.unique().numel()} values", "one slider moves all experts")
+                raise MxdebugError(
+                    f"swiglu_{name}", "one value for all experts", f"{t.unique().numel()} values", "one slider moves all experts"
+                )
         return cls(**{n: round(float(t[0]), 6) for n, t in given.items()}, clamp=activation.clamp)
 
     def activation(self, experts: int) -> Activation:
@@ -99,14 +101,23 @@ class Effect:
         g, u, n = self.counted
         beyond = "no limit acts" if math.isinf(self.setting.limit) else f"beyond the limit: {g} of {n} gate, {u} of {n} up"
         c = self.checkpoint
-        lines = [str(self.setting), f"  {beyond}", f"  against the checkpoint: relative L2 {c.relative_l2:.3f}, cosine {c.cosine:.3f}, norm ratio {c.norm_ratio:.3f}"]
+        lines = [
+            str(self.setting),
+            f"  {beyond}",
+            f"  against the checkpoint: relative L2 {c.relative_l2:.3f}, cosine {c.cosine:.3f}, norm ratio {c.norm_ratio:.3f}",
+        ]
         if self.recorded is not None:
             r = self.recorded
-            lines.append(f"  against the recording: relative L2 {r.relative_l2:.3f}, {r.elements - r.differing} of {r.elements} numbers have its bits")
+            lines.append(
+                f"  against the recording: relative L2 {r.relative_l2:.3f}, "
+                f"{r.elements - r.differing} of {r.elements} numbers have its bits"
+            )
         return "\n".join(lines)
 
 
-def effect(seen: Seen, trace: Trace, setting: Setting, meant: Setting, want: Tensor, recorded: Tensor | None = None, row: int = 0) -> Effect:
+def effect(
+    seen: Seen, trace: Trace, setting: Setting, meant: Setting, want: Tensor, recorded: Tensor | None = None, row: int = 0
+) -> Effect:
     """Emulate a call with other parameters. No parameter changes a pre-activation, so the trace of the call as it was serves for all.
 
     seen, trace   `Contract.see(arguments)` and its `trace(keep=True)`
@@ -118,10 +129,19 @@ def effect(seen: Seen, trace: Trace, setting: Setting, meant: Setting, want: Ten
     gate, up = trace.gate[row].double(), trace.up[row].double()
     s = setting
     return Effect(
-        setting, int(trace.token[row]), int(trace.expert[row]), _points(s, gate, True), _points(s, up, False), _points(s, line, True), _points(s, line, False),
-        _points(meant, line, True), _points(meant, line, False),
+        setting,
+        int(trace.token[row]),
+        int(trace.expert[row]),
+        _points(s, gate, True),
+        _points(s, up, False),
+        _points(s, line, True),
+        _points(s, line, False),
+        _points(meant, line, True),
+        _points(meant, line, False),
         (int(_beyond(s, trace.gate, True).sum()), int(_beyond(s, trace.up, False).sum()), trace.up.numel()),
-        compare(got, want), None if recorded is None else compare(got, recorded))
+        compare(got, want),
+        None if recorded is None else compare(got, recorded),
+    )
 
 
 def _beyond(s: Setting, values: Tensor, is_gate: bool) -> Tensor:
@@ -133,7 +153,7 @@ def _beyond(s: Setting, values: Tensor, is_gate: bool) -> Tensor:
 
 
 def _points(s: Setting, values: Tensor, is_gate: bool) -> Points:
-    """The factor of gate is the activation at up 0, with beta 1; the factor of up is the activation at gate 1, with that factor of gate taken out.
+    """The factor of gate is the activation at up 0 with beta 1; the factor of up is the activation at gate 1, without its factor of gate.
 
     A clamp after the activation acts on the product, so it is left out of the factors.
     """
@@ -142,7 +162,10 @@ def _points(s: Setting, values: Tensor, is_gate: bool) -> Points:
     one, zero = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     factor = gate_factor(values, zero, 0) if is_gate else act.activation(1)(one, values, 0) / gate_factor(one, zero, 0)
     inside = values.abs() <= WIDEST
-    return Points(*(tuple(round(v, 3) + 0.0 for v in t[inside].tolist()) for t in (values, factor)), tuple(_beyond(s, values, is_gate)[inside].tolist()))
+    return Points(
+        *(tuple(round(v, 3) + 0.0 for v in t[inside].tolist()) for t in (values, factor)),
+        tuple(_beyond(s, values, is_gate)[inside].tolist()),
+    )
 
 
 # -- its figure -------------------------------------------------------------------------------------------------------
@@ -151,24 +174,41 @@ _NAMES = ("this setting", "what the checkpoint means", "inside the limit", "beyo
 
 
 def draw(e: Effect) -> go.Figure:
-    """Two panels: the factor that gate becomes, and the factor that up becomes. Grey is the checkpoint's; the points are pre-activations."""
+    """Two panels: the factor that gate becomes, and that of up. Grey is the checkpoint's; the points are pre-activations."""
     after = " The clamp acts on the product here, so it is in neither panel." if e.setting.clamp == "after activation" else ""
     figure = figures.figure(
         f"Token {e.token} in expert {e.expert}: {e.setting}",
-        f"Each point is a pre-activation of this call. Output = factor of gate x factor of up. Dotted: what the checkpoint means.{after}", plot=270, legend=True)
+        f"Each point is a pre-activation of this call. Output = factor of gate x factor of up. Dotted: what the checkpoint means.{after}",
+        plot=270,
+        legend=True,
+    )
     grid = {"showgrid": True, "gridcolor": figures.GRID, "zeroline": True, "zerolinecolor": figures.TEXT, "zerolinewidth": 1}
-    for i, (axis, points, line, meant, colour) in enumerate((("", e.gate, e.gate_line, e.gate_meant, figures.GATE), ("2", e.up, e.up_line, e.up_meant, figures.UP))):
+    for i, (axis, points, line, meant, colour) in enumerate(
+        (("", e.gate, e.gate_line, e.gate_meant, figures.GATE), ("2", e.up, e.up_line, e.up_meant, figures.UP))
+    ):
         axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": not i, "hovertemplate": "%{x} becomes %{y}<extra></extra>"}
-        drawn = [(line, True, {"mode": "lines", "line": {"color": colour, "width": 2}}), (meant, True, {"mode": "lines", "line": {"color": figures.TEXT, "width": 1.5, "dash": "dot"}}),
-                 (points, False, {"mode": "markers", "marker": {"color": colour, "size": 6, "symbol": "circle-open"}}),
-                 (points, True, {"mode": "markers", "marker": {"color": figures.TEXT, "size": 7, "symbol": "x-thin", "line": {"color": figures.TEXT, "width": 1.4}}})]
+        drawn = [
+            (line, True, {"mode": "lines", "line": {"color": colour, "width": 2}}),
+            (meant, True, {"mode": "lines", "line": {"color": figures.TEXT, "width": 1.5, "dash": "dot"}}),
+            (points, False, {"mode": "markers", "marker": {"color": colour, "size": 6, "symbol": "circle-open"}}),
+            (
+                points,
+                True,
+                {
+                    "mode": "markers",
+                    "marker": {"color": figures.TEXT, "size": 7, "symbol": "x-thin", "line": {"color": figures.TEXT, "width": 1.4}},
+                },
+            ),
+        ]
         for name, (p, beyond, style) in zip(_NAMES, drawn):
             some = range(len(p.inputs)) if style["mode"] == "lines" else [j for j, b in enumerate(p.beyond) if b == beyond]
             figure.add_scatter(x=[p.inputs[j] for j in some], y=[p.factor[j] for j in some], name=name, legendgroup=name, **axes, **style)
     figure.update_layout(
-        xaxis=figures.plain_axis(domain=[0, 0.46], title="gate", range=[-WIDEST, WIDEST], **grid),
-        xaxis2=figures.plain_axis(domain=[0.54, 1], title="up", range=[-WIDEST, WIDEST], anchor="y2", **grid),
-        yaxis=figures.plain_axis(title="factor", range=[-4, WIDEST], **grid), yaxis2=figures.plain_axis(anchor="x2", range=[-WIDEST, WIDEST], **grid))
+        xaxis=figures.plain_axis(domain=[0, 0.46], title="gate", range=[-WIDEST - 1, WIDEST + 1], **grid),
+        xaxis2=figures.plain_axis(domain=[0.54, 1], title="up", range=[-WIDEST - 1, WIDEST + 1], anchor="y2", **grid),
+        yaxis=figures.plain_axis(title="factor", range=[-4, WIDEST + 1], **grid),
+        yaxis2=figures.plain_axis(anchor="x2", range=[-WIDEST - 2, WIDEST + 2], **grid),
+    )
     figures.heading(figure, 0, "gate: gate * sigmoid(alpha * gate)")
     figures.heading(figure, 0.54, "up: up + beta")
     return figure
@@ -187,22 +227,32 @@ class Explorer(ipywidgets.VBox):
     row                   which (token, slot) is drawn
     """
 
-    def __init__(self, contract: Contract, arguments: Mapping[str, Any], meant: Activation, recorded: Tensor | None = None, row: int = 0) -> None:
+    def __init__(
+        self, contract: Contract, arguments: Mapping[str, Any], meant: Activation, recorded: Tensor | None = None, row: int = 0
+    ) -> None:
         self._seen = contract.see(arguments)
         self._trace = self._seen.trace(keep=True)
         self._meant, self._recorded, self._row = Setting.of(meant), recorded, row
         self._want = replace(self._seen, layer=replace(self._seen.layer, activation=meant)).emulate()
         start = Setting.of(self._seen.layer.activation)
         if start.limit not in LIMITS:
-            raise MxdebugError("swiglu_limit", f"one of {', '.join(f'{v:g}' for v in LIMITS)}", f"{start.limit:g}", "the slider has no such place")
+            raise MxdebugError(
+                "swiglu_limit", f"one of {', '.join(f'{v:g}' for v in LIMITS)}", f"{start.limit:g}", "the slider has no such place"
+            )
         wide = {"style": {"description_width": "9em"}, "layout": {"width": "34em"}}
-        self.alpha = ipywidgets.FloatSlider(value=start.alpha, min=0.0, max=3.0, step=0.002, readout_format=".3f", description="alpha", **wide)
-        self.beta = ipywidgets.FloatSlider(value=start.beta, min=-1.0, max=2.0, step=0.05, readout_format=".2f", description="beta", **wide)
-        self.limit = ipywidgets.SelectionSlider(value=start.limit, options=[("none" if math.isinf(v) else f"{v:g}", v) for v in LIMITS], description="limit", **wide)
+        late = {"continuous_update": False, **wide}  # each step emulates the call: at the end of a drag, not all along it
+        self.alpha = ipywidgets.FloatSlider(
+            value=start.alpha, min=0.0, max=3.0, step=0.002, readout_format=".3f", description="alpha", **late
+        )
+        self.beta = ipywidgets.FloatSlider(value=start.beta, min=-1.0, max=2.0, step=0.05, readout_format=".2f", description="beta", **late)
+        self.limit = ipywidgets.SelectionSlider(
+            value=start.limit, options=[("none" if math.isinf(v) else f"{v:g}", v) for v in LIMITS], description="limit", **late
+        )
         self.clamp = ipywidgets.Dropdown(value=start.clamp, options=CLAMPS, description="where it clamps", **wide)
         self._says = ipywidgets.HTML()
         self.effect = self._compute()
-        self._figure = go.FigureWidget(draw(self.effect), layout={"autosize": True})
+        # Not plotly's FigureWidget: it stays blank where values change before the browser has drawn it, as in "Run All Cells".
+        self._figure = ipywidgets.Output(layout={"min_height": f"{draw(self.effect).layout.height}px"})
         self._tell()
         super().__init__([self.alpha, self.beta, self.limit, self.clamp, self._says, self._figure])
         for widget in (self.alpha, self.beta, self.limit, self.clamp):
@@ -215,24 +265,22 @@ class Explorer(ipywidgets.VBox):
     def _moved(self, change: object) -> None:
         self.effect = self._compute()
         self._tell()
-        new = draw(self.effect)
-        with self._figure.batch_update():
-            for old, now in zip(self._figure.data, new.data):
-                old.x, old.y = now.x, now.y
-            self._figure.layout.title.text = new.layout.title.text
-            self._figure.layout.annotations = new.layout.annotations
 
     def _tell(self) -> None:
         self._says.value = f'<pre style="margin: 0.4em 0; line-height: 1.4">{escape(str(self.effect))}</pre>'
+        self._figure.outputs = ({"output_type": "display_data", "data": self._still(), "metadata": {}},)
+
+    def _still(self) -> dict[str, Any]:
+        data = json.loads(draw(self.effect).to_json())
+        bundle = {"data": data["data"], "layout": data["layout"], "config": {"displayModeBar": False, "responsive": True}}
+        return {figures.MIMETYPE: bundle, "text/plain": f"[explorer]\n{self.effect}"}
 
     def __str__(self) -> str:
         return str(self.effect)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget; where none can run, the same figure without sliders; where none can be drawn, the text."""
-        data = json.loads(draw(self.effect).to_json())
-        still = {"data": data["data"], "layout": data["layout"], "config": {"displayModeBar": False, "responsive": True}}
-        return {**super()._repr_mimebundle_(**kwargs), figures.MIMETYPE: still, "text/plain": f"[explorer]\n{self.effect}"}
+        return {**super()._repr_mimebundle_(**kwargs), **self._still()}
 
 
 # -- what arrives -----------------------------------------------------------------------------------------------------
@@ -256,12 +304,27 @@ class Arrivals:
         return "\n".join(out)
 
 
-def arrivals(cases: Sequence[tuple[str, str, Mapping[str, Any] | None]], *, activation: str, model_config: Mapping[str, Any], model_type: str | None) -> Arrivals:
-    """(path, version, quantization_config) each -> what is passed there, as `recipes.swiglu.parameters` says; or why vLLM does not run it."""
+def arrivals(
+    cases: Sequence[tuple[str, str, Mapping[str, Any] | None]], *, activation: str, model_config: Mapping[str, Any], model_type: str | None
+) -> Arrivals:
+    """(path, version, quantization_config) -> what `recipes.swiglu.parameters` says is passed; or why vLLM does not run it."""
     lines: list[tuple[str, str, Passed | str]] = []
     for path, version, quant_config in cases:
         try:
-            lines.append((path, version, parameters(path, activation=activation, quant_config=quant_config, model_config=model_config, model_type=model_type, version=version)))
+            lines.append(
+                (
+                    path,
+                    version,
+                    parameters(
+                        path,
+                        activation=activation,
+                        quant_config=quant_config,
+                        model_config=model_config,
+                        model_type=model_type,
+                        version=version,
+                    ),
+                )
+            )
         except MxdebugError as error:
             lines.append((path, version, f"not run: {error.reason}"))
     return Arrivals(tuple(lines))
