@@ -209,3 +209,5 @@ def _recorded(name: str) -> tuple[Call, CheckpointLayer]:
 
 
 EXERCISES: dict[str, Callable[..., Answer]] = {"place": _place, "scales": _scales, "c08": _c08}
+
+from . import exercises_swiglu  # noqa: E402, F401  registers its own; it needs EXERCISES, so it stands last

@@ -42,9 +42,9 @@ class Readings:
 def shape_candidates(shape: Sequence[int], /, **sizes: int) -> Readings:
     """Every reading of a shape as axes of these sizes: shape_candidates((8, 8, 16), token=8, head=8, k=16) has two.
 
-    vLLM #48929: MiniMax-M3's top-k buffer is [token, head, k] from SM100's MSA indexer and [head, token, k] from the Triton indexer (the
-    two were mixed up in #48603). The shape cannot say which when there are as many tokens as heads: nothing raises, and blocks of another
-    token are attended to. So the writer must declare it. Not every size must be used. Raises MxdebugError for sizes below 1.
+    vLLM #48929: MiniMax-M3's top-k buffer is [token, head, k] from SM100's MSA indexer and [head, token, k] from the Triton indexer. The
+    shape cannot say which when there are as many tokens as heads, so the writer must declare it. Not every size must be used.
+    Raises MxdebugError for sizes below 1.
     """
     if bad := [f"{n} = {s}" for n, s in sizes.items() if s < 1]:
         raise MxdebugError("sizes", "at least 1", ", ".join(bad))

@@ -4,8 +4,8 @@ The public report is vLLM #48929, "Fix MiniMax-M3 NVFP4 inference correctness" (
 1. A model states alpha, beta and limit in config.json. They travel config.json -> layer.swiglu_* -> quantisation method ->
    FusedMoEQuantConfig.gemm1_* -> experts class -> kernel, and every arrow is code that somebody had to write. FlashInfer's
    CUTLASS adapter did not hand on all three; Marlin put plain SiLU's 1 and 0 in place of those that were missing.
-2. Two writers leave a top-k buffer as [token, head, k] and as [head, token, k]. A reader that takes the layout from the shape cannot
-   tell them apart when there are as many tokens as heads. See `shape_candidates` (layouts/readings.py).
+2. Two writers leave a top-k buffer as [token, head, k] and as [head, token, k]. The shape does not tell them apart when there are as
+   many tokens as heads. See `shape_candidates` (layouts/readings.py).
 What the activation itself is on a path: `lands_on` (activations.py).
 """
 
