@@ -35,7 +35,7 @@ def runs_here(contract: Contract) -> tuple[bool, str]:
     """Whether the kernel of a path runs on this machine, and why not or what it costs. Imports nothing that is missing."""
     found = gpu()
     sms = ", ".join(f"SM{s}" for s in contract.sm)
-    emulation = ("Emulation runs here; 0.87 in 10,000 of its outputs differ from an H200's, most by one step" if contract.sm == (90,)
+    emulation = ("Emulation runs here; 0.84 in 10,000 of its outputs differ from an H200's, most by one step" if contract.sm == (90,)
                  else "Emulation runs here; it was not compared with a GPU")
     if found is None:
         return False, f"needs a GPU of {sms}; this machine has no CUDA GPU. {emulation}"

@@ -63,7 +63,7 @@ def compare(got: Tensor, want: Tensor) -> Comparison:
         elements=got.numel(), differing=differing, max_ulps=max_ulps, masks_equal=masks_equal,
         cosine=(a @ b).item() / (na * nb) if na and nb else float("nan"),
         norm_ratio=na / nb if nb else float("nan"),
-        relative_l2=(a - b).norm().item() / nb if nb else (0.0 if na == 0 else float("inf")))
+        relative_l2=float("nan") if got.numel() and not finite.any() else (a - b).norm().item() / nb if nb else (0.0 if na == 0 else float("inf")))
 
 
 _ORDERED = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}

@@ -89,11 +89,11 @@ def activations(c: Contract, arguments: Arguments) -> Tensor | BlockTensor:
 def _scale_size(size: int, rows: int, columns: int) -> str:
     padded_rows, padded_columns = -(-rows // 128) * 128, -(-columns // 4) * 4
     if size == rows * columns:
-        return "linear scales, which this kernel reads as swizzled: they must be swizzled after the exchange of tokens (vLLM #42089)"
+        return "linear scales, which this kernel reads as swizzled (vLLM #42093; after an exchange of tokens #42118)"
     if size == padded_rows * padded_columns:
         return "swizzled scales, padded to 128 rows, which this kernel reads as linear"
     if size % (128 * padded_columns) == 0:
-        return "scales that were swizzled and padded on several ranks, then joined (vLLM #42089)"
+        return "scales that were swizzled and padded on several ranks, then joined (vLLM #42118)"
     return "scales of other tokens, or of another block size"
 
 

@@ -83,9 +83,15 @@ SCALAR_FAULTS = (
     _make("global-of-another-expert", "global scales of other experts", SCALARS, lambda key, right, layer: right[key].roll(1),
           "global scales that differ by expert", "index global scales with the same expert ids as the weights"),
 )
+
+
+def _apart(s: Situation, keys: tuple[str, ...]) -> Situation:
+    needs(s.layer.gate is not None and s.layer.up.global_scale is not None, "global-shared-by-halves", "an NVFP4 layer with gate")
+    return replace(s, layer=replace(s.layer, up=replace(s.layer.up, global_scale=s.layer.gate.global_scale * 2)))
+
+
 _SHARED = Fault(
-    "global-shared-by-halves", "w1 and w3 have different global scales, and the kernel takes one number for both", ("w13_alpha",), lambda s, keys: s,
+    "global-shared-by-halves", "w1 and w3 have different global scales, and the kernel takes one number for both", ("w13_alpha",), _apart,
     "the checkpoint's global scales of w1 and w3", "a checkpoint whose w1 and w3 were quantised apart", "requantise w1 and w3 to one global scale when they are joined")
-_OTHER = Fault(
-    "global-other", "a global scale has another value than the checkpoint's", SCALARS, lambda s, keys: s, "the two numbers", _NEED, _FIX)
+_OTHER = _make("global-other", "a global scale has another value than the checkpoint's", SCALARS, lambda key, right, layer: right[key] * 1.5, _NEED, _FIX)
 CHECKPOINT_FAULTS = (_SHARED, _OTHER)
