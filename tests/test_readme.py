@@ -23,7 +23,10 @@ def test_shares_are_the_measured_ones() -> None:
     differing, elements = sum(c["differing"] for c in cases), sum(c["elements"] for c in cases)
     assert f"{1e4 * differing / elements:.2f} in 10,000 outputs over all {len(cases)} calls" in README
     assert f"relative L2 of any call at most {max(c['kernel_relative_l2'] for c in cases):.1e}".replace("e-0", "e-") in README
-    assert min(c["truth_relative_l2"] for c in cases if c["fault"] != "none") == pytest.approx(0.03, abs=0.005)
+    # Bytes in the padding of one operand meet zeros, and GELU by erf instead of tanh is below the rounding of a right call.
+    small = ("none", "padding-not-zero", "gelu-tanh-as-erf")
+    assert min(c["truth_relative_l2"] for c in cases if c["fault"] not in small) == pytest.approx(0.03, abs=0.005)
+    assert max(c["truth_relative_l2"] for c in cases if c["fault"] in ("none", "gelu-tanh-as-erf")) < 0.004
 
 
 def test_sample_output_is_what_the_demo_prints() -> None:
