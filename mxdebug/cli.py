@@ -79,7 +79,8 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
             if len(recordings) == 1:
                 click.echo(str(d))
             elif d.ok:
-                click.echo(f"--- {r.source.name}\nRIGHT\n")
+                scales = [line for line in d.open if line.startswith("activation scales")]
+                click.echo(f"--- {r.source.name}\nRIGHT{f', as far as it shows: {scales[0]}' if scales else ''}\n")
             else:
                 click.echo(f"--- {r.source.name}\n{d}\n")
         verdicts[verdict] = verdicts.get(verdict, 0) + 1

@@ -99,3 +99,24 @@ def test_demo_is_quick_from_a_cold_process() -> None:
     subprocess.run([sys.executable, "-m", "mxdebug.cli", "demo"], check=True, capture_output=True)
     print(f"demo: {time.perf_counter() - start:.1f} s")
     assert time.perf_counter() - start < 30
+
+
+def test_contract_lists_paths_and_prints_one() -> None:
+    run = CliRunner().invoke(main, ["contract"])
+    assert run.exit_code == 0 and len(run.output.splitlines()) == 7 and "nvfp4/FLASHINFER_CUTEDSL" in run.output
+    one = CliRunner().invoke(main, ["contract", "nvfp4/FLASHINFER_TRTLLM"])
+    assert one.exit_code == 0 and "TRT-LLM shuffle in 32" in one.output and "ModelOpt NVFP4" in one.output and "not run" in one.output
+    wrong = CliRunner().invoke(main, ["contract", "nvfp4/TRTLLM"])
+    assert wrong.exit_code == 2 and "one of mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16" in wrong.output
+
+
+def test_select_says_what_vllm_takes() -> None:
+    run = CliRunner().invoke(main, ["select", "--sm", "100", "--quantisation", "mxfp4", "--checkpoint", "gpt-oss", "--activation", "swigluoai"])
+    assert run.exit_code == 0 and "takes mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16" in run.output
+    wrong = CliRunner().invoke(main, ["select", "--sm", "80", "--quantisation", "mxfp4", "--checkpoint", "gpt-oss"])
+    assert wrong.exit_code == 2 and "one of 90, 100, 103, 110, 120, 121" in wrong.output
+
+
+def test_audit_of_an_engine_that_is_not_installed() -> None:
+    run = CliRunner().invoke(main, ["audit"])
+    assert run.exit_code in (0, 1, 2) and ("not installed" in run.output) == (run.exit_code == 2)

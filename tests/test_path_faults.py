@@ -263,3 +263,19 @@ def test_gelu_by_tanh_on_a_kernel_that_computes_erf(r: Recipe) -> None:
     made = FAULTS["gelu-tanh-as-erf"].injected(s)
     d = diagnosed(made, *made.build())
     assert [f.id for f in d.findings] == ["gelu-tanh-as-erf"] and d.findings[0].strength == PROVED
+
+
+@pytest.mark.parametrize("r", [p for p in ONE if p.values[0].path != "nvfp4/FLASHINFER_CUTLASS"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_tensor_parallel_position_is_found_where_the_kernel_is_not_told(r: Recipe, rank: int) -> None:
+    """By the bytes of w2, or of w13 where w2 is wrong; where both are wrong the size alone remains, and the error says what to state."""
+    s = right(r.path, r.checkpoint, True, Parallel(3, rank))
+    c, chosen = r.contract, CheckpointLayer(0, r.checkpoint, s.layer, INTERLEAVED if r.checkpoint == "gpt-oss" else GATE_UP, {}, {}, frozenset())
+    for made, want in ((s, set()), (FAULTS["nibbles-swapped"].injected(s, ("w2",)), {"nibbles-swapped"})):
+        d = diagnose(call_of(*made.build(), function=c.function), chosen)
+        assert {f.id for f in d.findings} == want and f"tp_rank {rank} of 3" in dict(d.call)["layer"], str(d)
+    if "CUTLASS" not in r.path:
+        both = FAULTS["nibbles-swapped"].injected(s)
+        with pytest.raises(MxdebugError, match="--tp SIZE RANK"):
+            diagnose(call_of(*both.build(), function=c.function), chosen)
+        assert {f.id for f in diagnose(call_of(*both.build(), function=c.function), chosen, tp=Parallel(3, rank)).findings} == {"nibbles-swapped"}

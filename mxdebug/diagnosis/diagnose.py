@@ -25,7 +25,7 @@ from . import activations, operands, outputs, parameters
 from . import scalars as global_scales
 from .finding import CRASHED, PENDING, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
 from .given import Given
-from .locate import locate
+from .locate import locate, tensor_parallel
 from .recover import Source
 
 TOKENS = 64  # at most this many tokens are emulated
@@ -145,6 +145,7 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
                      tp: Parallel | None, scales: ScaleFinding | None) -> Diagnosis:
     contract, args, layer = given.contract, call.arguments, chosen.layer
     stated = contract.parallel(args)
+    tp = tp or tensor_parallel(given, layer, recipe(engine, contract.path, chosen.kind))
     parallel = stated if tp is None else Parallel(tp.tp_size, tp.tp_rank, stated.ep_size, stated.ep_rank)
     part = layer.part(parallel)
     plan = recipe(engine, contract.path, chosen.kind).plan(part, layer)
@@ -183,6 +184,8 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
 
     unexplained = [contract.operand(k).title for k in evidence.unexplained]
     verdict, summary = _verdict(call, findings, unexplained, {"w13", "w2"} <= evidence.foreign, kernel)
+    if verdict == RIGHT and activations.remains(scales):
+        summary += "; in which order the activation scales should lie, this call alone cannot show"
     checked = [f"{len(evidence.equal)} of {len(evidence.equal) + len(evidence.broken) + len(evidence.same_values)} operands equal vLLM's recipe byte for byte"
                + (f"; {', '.join(contract.operand(k).title for k in evidence.same_values)}: other bytes, the same weights (no fault)" if evidence.same_values else ""),
                "activation and its parameters against config.json; router weights; parallel position"]
@@ -239,7 +242,7 @@ def _check_fit(got: tuple[int, int, int], part: MoELayer, plan: Plan, chosen: Ch
     want = (part.experts, *plan.padded)
     if got != want:
         raise MxdebugError("call and checkpoint", f"experts, intermediate, hidden {list(want)}: layer {chosen.index}'s part for tp {p.tp_rank}/{p.tp_size}, "
-                           f"ep {p.ep_rank}/{p.ep_size}, padded for the kernel", f"{list(got)}", "another checkpoint or layer, or a parallel position that the call does not state")
+                           f"ep {p.ep_rank}/{p.ep_size}, padded for the kernel", f"{list(got)}", "another checkpoint or layer, or a tensor-parallel position that the kernel is not told: --tp SIZE RANK")
 
 
 def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor | None]:

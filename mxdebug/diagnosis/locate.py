@@ -9,7 +9,9 @@ from ..checkpoints import Checkpoint
 from ..contracts import find
 from ..errors import MxdebugError
 from ..layouts import WEIGHT_LAYOUTS, Composed, row_hashes
-from ..recipes import SWAP_NIBBLES
+from ..recipes import SWAP_NIBBLES, Recipe, logical_operands
+from ..reference import MoELayer, Parallel
+from .given import Given
 
 
 def locate(call: Call, checkpoint: Checkpoint) -> int:
@@ -41,3 +43,32 @@ def locate(call: Call, checkpoint: Checkpoint) -> int:
                            "none" if not fits else f"several: {', '.join(map(str, fits))}",
                            "another checkpoint, or weights that were requantised; state the layer with --layer N" if not fits else "layers with equal weights; state --layer N")
     return fits[0]
+
+
+MOST_RANKS = 64
+
+
+def tensor_parallel(given: Given, layer: MoELayer, recipe: Recipe) -> Parallel | None:
+    """The tensor-parallel position of a call whose kernel is not told, by the bytes of w2 or w13 of one expert; None where it is told, where
+    the whole layer fits, or where no rank's bytes are the call's."""
+    contract, stated = given.contract, given.base.parallel
+    if "tp_size" in given.arguments or stated.tp_size > 1 or given.base.layer.intermediate >= layer.intermediate:
+        return None
+    first = stated.ep_rank * given.experts
+    if first >= layer.experts:
+        return None
+    one = layer.take(slice(first, first + 1))
+    for size in range(2, MOST_RANKS + 1):
+        for rank in range(size):
+            try:
+                part = one.part(Parallel(size, rank))
+                plan = recipe.plan(part)
+            except MxdebugError:
+                continue
+            if plan.padded != (given.base.layer.intermediate, given.base.layer.hidden):
+                break
+            for key in ("w2", "w13"):
+                want = plan.forms[key].apply(logical_operands(part)[key])
+                if torch.equal(want.flatten(), contract.operand(key).payload(contract.get(key, given.arguments))[0].flatten()):
+                    return Parallel(size, rank)
+    return None
