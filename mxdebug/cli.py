@@ -226,6 +226,18 @@ def select(sm: int, quantisation: str, checkpoint: str, activation: str, key: st
 
 
 @main.command()
+@click.argument("text")
+def symptom(text: str) -> None:
+    """What an engine's error message, or a line of its log, says about the layer's activation. TEXT: the message, or a part of it."""
+    from .recipes.swiglu import SYMPTOMS
+    from .recipes.swiglu import symptom as run
+
+    found = run(text)
+    click.echo(found or f"not known. Known are {len(SYMPTOMS)} messages about SwiGLU's parameters; for wrong output without a message: mxdebug doctor")
+    sys.exit(0 if found else 1)
+
+
+@main.command()
 @click.option("--engine", default="vllm", show_default=True)
 def audit(engine: str) -> None:
     """Run the installed engine's own converters on this CPU and say, by path and checkpoint kind, whether the kernels get what they read.

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from mxdebug.checkpoints import CheckpointLayer
 from mxdebug.diagnosis import PROVED, Diagnosis, diagnose
+from mxdebug.diagnosis.outputs import follows
 from mxdebug.errors import MxdebugError
-from mxdebug.faults import (CALL_FAULTS, FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, PARAMETER_FAULTS, SCALAR_FAULTS, SCALARS, Fault, Situation)
+from mxdebug.faults import (CALL_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, PARAMETER_FAULTS, SCALAR_FAULTS, SCALARS, Fault, Situation)
 from mxdebug.layouts import GATE_UP, INTERLEAVED
-from mxdebug.metrics import compare
 from mxdebug.recipes import RECIPES, Recipe
 from mxdebug.reference import MoELayer, Parallel
 
@@ -177,15 +177,36 @@ def test_call_and_parameter_faults_are_named(r: Recipe) -> None:
 
 
 @pytest.mark.parametrize("r", ONE)
-@pytest.mark.parametrize("id", ["kernel-gate-up-swapped", "kernel-router-twice", "kernel-clamp-1", "kernel-ignores-alpha", "kernel-nibbles-swapped"])
-def test_broken_computations_are_named(r: Recipe, id: str) -> None:
-    """Sampled: each costs many emulations. A difference below the rounding floor of a requantising kernel passes."""
-    s = right(r.path, r.checkpoint, tokens=16)
-    arguments, wrong = FAULTS[id].injected(s).build()
-    d = diagnosed(s, arguments, wrong)
-    if compare(wrong.double(), s.build()[1].double()).relative_l2 > 0.05:
-        assert id in {f.id for f in d.findings} or any(id in f.evidence for f in d.findings), str(d)
-    assert {f.id for f in d.findings} <= {f.id for f in KERNEL_FAULTS}, str(d)
+def test_broken_computations_are_named(r: Recipe) -> None:
+    """Each computation that breaks the contract is named, alone or among those that give the same numbers; or its effect is below the
+    rounding floor, and the call passes."""
+    named = set()
+    for f in KERNEL_FAULTS:
+        p = Parallel(1, 0, 3, 1) if f.id == "kernel-ep-rank-ignored" and "nvfp4" in r.path else Parallel()
+        s = right(r.path, r.checkpoint, True, p, 4)
+        arguments, wrong = f.injected(s).build()
+        clean = _built(s)[1]
+        if torch.equal(wrong, clean):
+            continue  # nothing that it could change: no biases, one rank
+        d = diagnosed(s, arguments, wrong)
+        if follows(wrong, clean, s.plan.padded[1], r.contract.roundings):
+            assert d.ok, str(d)
+            continue
+        assert any(f.id == x.id or f.id in x.evidence for x in d.findings), f"{f.id}: {d}"
+        assert {x.id for x in d.findings} <= {x.id for x in KERNEL_FAULTS}, str(d)
+        named.add(f.id)
+    assert named >= {"kernel-gate-up-swapped", "kernel-router-twice", "kernel-router-ignored", "kernel-nibbles-swapped", "kernel-ignores-beta"}
+    assert ("kernel-fc1-bias-ignored" in named) == ("mxfp4" in r.path) and ("kernel-ep-rank-ignored" in named) == ("nvfp4" in r.path)
+
+
+@pytest.mark.parametrize("r", ONE)
+def test_input_and_output_faults_are_named(r: Recipe) -> None:
+    s = right(r.path, r.checkpoint)
+    for f in (*INPUT_FAULTS, FAULTS["output-unwritten"]):
+        if f.id == "input-not-finite" and r.contract.activations is not None:
+            continue  # NaN does not survive quantisation as NaN in every format
+        arguments, output = f.injected(s).build()
+        assert {x.id for x in diagnosed(s, arguments, output).findings} == {f.id}, f.id
 
 
 def test_global_scales_that_differ_by_half_are_said() -> None:
