@@ -300,3 +300,18 @@ def test_tensor_parallel_position_is_found_where_the_kernel_is_not_told(r: Recip
         with pytest.raises(MxdebugError, match="--tp SIZE RANK"):
             diagnose(call_of(*both.build(), function=c.function), chosen)
         assert {f.id for f in diagnose(call_of(*both.build(), function=c.function), chosen, tp=Parallel(3, rank)).findings} == {"nibbles-swapped"}
+
+
+def test_output_without_the_padding_of_the_hidden_size() -> None:
+    """vLLM hands TRT-LLM an output of 448 columns where the kernel computes 512; the other 64 are not written anywhere."""
+    for path, kind in (("mxfp4/FLASHINFER_TRTLLM_MXFP4_MXFP8", "gpt-oss"), ("mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", "gpt-oss")):
+        s = right(path, kind)
+        arguments, output = s.build()
+        assert output.shape[1] == 512 and not output[:, 448:].any()
+        cropped = {**arguments, "output": torch.zeros(len(output), 448, dtype=torch.bfloat16)}
+        assert diagnosed(s, cropped, output[:, :448]).ok
+        broken, wrong = FAULTS["rows-not-shuffled"].injected(s, ("w2",)).build()
+        d = diagnosed(s, {**broken, "output": cropped["output"]}, wrong[:, :448])
+        assert [f.id for f in d.findings] == ["rows-not-shuffled"] and d.findings[0].effect > 0.5
+        with pytest.raises(MxdebugError, match="output: expected shape .*448"):
+            diagnosed(s, cropped, output)

@@ -41,7 +41,7 @@ class Contract:
     floats     alpha, beta and limit are passed as numbers, not as one tensor each
     clamps_before_scaling   limit and beta are meant for the GEMM's sums before alpha scales them
     routing    where expert ids and router weights are no plain tensors; aliases: other functions with the same contract
-    first_only  scalars of which the kernel reads element 0 for every expert
+    first_only  scalars of which the kernel reads element 0 for every expert; crops: the output may be narrower than the padded hidden size
     `see` decodes a call; `emulate` gives the kernel's output on any machine; `run` calls the kernel on the GPU that it needs.
     """
 
@@ -69,6 +69,7 @@ class Contract:
     routing: Callable[[Contract, Arguments, int], tuple[Tensor, Tensor]] | None = None
     aliases: tuple[str, ...] = ()
     first_only: tuple[str, ...] = ()
+    crops: bool | None = None
 
     def operand(self, key: str) -> Operand:
         """The operand of that key."""

@@ -57,7 +57,16 @@ def see(c: Contract, arguments: Arguments, tokens: Tensor | None, experts: Seque
         parallel = Parallel(parallel.tp_size, parallel.tp_rank)
     which = None if experts is None or list(experts) == list(range(e)) else list(experts)
     layer = _layer(c, arguments, act, w13, w2, (e, rows, hidden, intermediate), which)
-    return Seen(x if isinstance(x, Tensor) else x.dequantise(), ids, router, layer, parallel, c.roundings)
+    return Seen(x if isinstance(x, Tensor) else x.dequantise(), ids, router, layer, parallel, c.roundings, c.crops and _columns(arguments, hidden))
+
+
+def _columns(arguments: Arguments, hidden: int) -> int | None:
+    """TRT-LLM writes as many columns as the output that it is given has, or as valid_hidden_size says."""
+    given, stated = arguments.get("output"), arguments.get("valid_hidden_size")
+    columns = stated if isinstance(stated, int) else given.shape[1] if isinstance(given, Tensor) and given.dim() == 2 else None
+    if columns is not None and not 0 < columns <= hidden:
+        raise MxdebugError("output", f"at most {hidden} columns", str(columns), "memory of another layer")
+    return columns
 
 
 def activations(c: Contract, arguments: Arguments) -> Tensor | BlockTensor:

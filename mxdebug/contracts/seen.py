@@ -18,6 +18,7 @@ class Seen:
              (that one is part of the GEMM's alpha, and so of the weights' global scale in `layer`)
     experts, router   int [T, k] global expert ids, float32 [T, k]
     layer    the experts of this rank
+    columns  how many columns the kernel writes, where it leaves out the padding of the hidden size; None: all
     """
 
     x: Tensor
@@ -26,10 +27,12 @@ class Seen:
     layer: MoELayer
     parallel: Parallel
     roundings: Roundings
+    columns: int | None = None
 
     def trace(self, *, keep: bool = False, compute: torch.dtype = torch.float32) -> Trace:
         """Emulate with the roundings of the kernel."""
-        return forward(self.x, self.experts, self.router, self.layer, parallel=self.parallel, roundings=self.roundings, compute=compute, keep=keep)
+        t = forward(self.x, self.experts, self.router, self.layer, parallel=self.parallel, roundings=self.roundings, compute=compute, keep=keep)
+        return t if self.columns is None else replace(t, output=t.output[:, : self.columns])
 
     def emulate(self) -> Tensor:
         """The output [T, H] that the kernel writes."""

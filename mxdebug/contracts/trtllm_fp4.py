@@ -115,13 +115,14 @@ def _contract(path: str, weights: BlockFormat, activations: BlockFormat | None) 
             Verified("a reading of the source", "FlashInfer 0.7.4", "dtypes, layouts, scalars; the GEMMs are closed cubins of SM100 and were not run"),
         ),
         notes=(
+            "the output has as many columns as the memory that it is given: vLLM passes the hidden size before padding",
             "block scales are passed as float8_e4m3fn" + (", though the bytes are E8M0" if weights is MXFP4 else ""),
             "formats are inferred from element counts: a wrong intermediate_size can turn MXFP4 into NVFP4",
             *(("the inner activation is requantised inside GEMM1; how it rounds is not in open code",) if activations is not None else ()),
         ),
         position=_position, fixed=_fixed,
         belongs=lambda arguments: getattr(arguments.get("hidden_states"), "dtype", None) == dtype,
-        refuses=_refuses, _run=_run, clamps_before_scaling=activations is NVFP4, routing=read_routing, aliases=(MONOLITHIC,))
+        refuses=_refuses, _run=_run, clamps_before_scaling=activations is NVFP4, routing=read_routing, aliases=(MONOLITHIC,), crops=True)
 
 
 CONTRACTS = (

@@ -58,7 +58,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         about_scales = contract.activations is not None and error.operand == contract.operand("x_scale").where
         return _broken_contract(call, facts, error, activations.findings(contract, scales) if about_scales else [])
     output = call.outputs[0] if call.outputs else None
-    tokens, hidden = given.base.x.shape
+    tokens, hidden = given.base.x.shape[0], given.base.columns or given.base.x.shape[1]
     if output is not None and tuple(output.shape) != (tokens, hidden):
         raise MxdebugError("output", f"shape {[tokens, hidden]}", f"shape {list(output.shape)}", "the dump's outputs belong to another call")
     if output is not None and output.dtype != contract.roundings.output:
