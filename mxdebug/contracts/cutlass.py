@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..layouts import UP_GATE, Layout
+from ..formats import ScaleCodec
+from ..layouts import LINEAR, SWIZZLE_128x4, UP_GATE, Layout
 from ..reference import Activation, Parallel
 from .contract import Contract
 from .moe import Made
@@ -29,6 +30,23 @@ def biases() -> tuple[Operand, Operand]:
     return (Operand("w13_bias", "fc1_expert_biases", "w13 bias", torch.bfloat16, "[E, 2I]", None, UP_GATE, None, True, "added before the activation"),
             Operand("w2_bias", "fc2_expert_biases", "w2 bias", torch.bfloat16, "[E, H]", None, None, None, True,
                     "added before the router weight, on tp_rank 0 only"))
+
+
+def block_scaled(codec: ScaleCodec, block: int, w13_scale: str, w2_scale: str, rows: str, hidden: str) -> tuple[Operand, ...]:
+    """The layer as the SM100 kernels read it: payload as it is, viewed as int64; scales swizzled 128x4 by expert, viewed as int32.
+
+    w13_scale, w2_scale: their arguments; rows, hidden: their sizes in words, as padded for the swizzle.
+    """
+    b13, b2 = biases()
+    return (
+        Operand("w13", "fc1_expert_weights", "w13 payload", torch.int64, "[E, 2I, H/16]", LINEAR, UP_GATE, None, False,
+                "E2M1 codes, even element in the low nibble, viewed as int64"),
+        Operand("w13_scale", w13_scale, "w13 block scales", torch.int32, f"[E, {rows}, H/{4 * block}]", SWIZZLE_128x4, UP_GATE, codec, False,
+                f"one byte for {block} elements of K; both halves are one matrix of 2I rows"),
+        b13,
+        Operand("w2", "fc2_expert_weights", "w2 payload", torch.int64, "[E, H, I/16]", LINEAR, None, None, False, "as w13"),
+        Operand("w2_scale", w2_scale, "w2 block scales", torch.int32, f"[E, {hidden}, I/{4 * block}]", SWIZZLE_128x4, None, codec, False, "as w13"),
+        b2)
 
 
 def inputs(x: Operand, *others: Operand) -> tuple[Operand, ...]:

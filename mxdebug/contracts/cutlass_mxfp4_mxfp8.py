@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..formats import E8M0, MXFP4, MXFP8
-from ..layouts import LINEAR, SWIZZLE_128x4, UP_GATE
+from ..layouts import SWIZZLE_128x4
 from ..reference import Roundings
 from ..requantise import MXFP8_CUDA
 from . import cutlass
@@ -21,19 +21,10 @@ CONTRACT = Contract(
     path="mxfp4/FLASHINFER_CUTLASS_MXFP4_MXFP8",
     function=cutlass.FUNCTION,
     flags={**cutlass.FLAGS, "use_mxfp8_act_scaling": True},
-    sm=(100, 103, 110, 120, 121),
+    sm=(100, 103, 120, 121),
     weights=MXFP4,
     activations=MXFP8,
-    operands=(
-        Operand("w13", "fc1_expert_weights", "w13 payload", torch.int64, "[E, 2I, H/16]", LINEAR, UP_GATE, None, False,
-                "E2M1 codes, even element in the low nibble, viewed as int64"),
-        Operand("w13_scale", "quant_scales[0]", "w13 block scales", torch.int32, "[E, 2I, H/128]", SWIZZLE_128x4, UP_GATE, E8M0, False,
-                "one byte for 32 elements of K; both halves are one matrix of 2I rows"),
-        cutlass.biases()[0],
-        Operand("w2", "fc2_expert_weights", "w2 payload", torch.int64, "[E, H, I/16]", LINEAR, None, None, False, "as w13"),
-        Operand("w2_scale", "quant_scales[2]", "w2 block scales", torch.int32, "[E, H, I/128]", SWIZZLE_128x4, None, E8M0, False, "as w13"),
-        cutlass.biases()[1],
-    ),
+    operands=cutlass.block_scaled(E8M0, 32, "quant_scales[0]", "quant_scales[2]", "2I", "H"),
     inputs=cutlass.inputs(
         Operand("x", "input", "activations", torch.float8_e4m3fn, "[tokens, H]", None, None, None, False, "E4M3 elements of MXFP8"),
         cutlass.x_scale(SWIZZLE_128x4, "[T to 128, H/32]", E8M0),

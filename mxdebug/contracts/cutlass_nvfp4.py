@@ -11,7 +11,7 @@ import torch
 
 from ..errors import MxdebugError
 from ..formats import E4M3_SCALE, NVFP4
-from ..layouts import LINEAR, SWIZZLE_128x4, UP_GATE
+from ..layouts import SWIZZLE_128x4
 from ..reference import Activation, Roundings
 from ..requantise import NVFP4_CUDA
 from . import cutlass
@@ -41,19 +41,10 @@ CONTRACT = Contract(
     path="nvfp4/FLASHINFER_CUTLASS",
     function=cutlass.FUNCTION,
     flags=cutlass.FLAGS,
-    sm=(100, 103, 110, 120, 121),
+    sm=(100, 103, 120, 121),
     weights=NVFP4,
     activations=NVFP4,
-    operands=(
-        Operand("w13", "fc1_expert_weights", "w13 payload", torch.int64, "[E, 2I, H/16]", LINEAR, UP_GATE, None, False,
-                "E2M1 codes, even element in the low nibble, viewed as int64"),
-        Operand("w13_scale", "quant_scales[1]", "w13 block scales", torch.int32, "[E, 2I to 128, H/64]", SWIZZLE_128x4, UP_GATE, E4M3_SCALE, False,
-                "one byte for 16 elements of K; both halves are one matrix of 2I rows"),
-        cutlass.biases()[0],
-        Operand("w2", "fc2_expert_weights", "w2 payload", torch.int64, "[E, H, I/16]", LINEAR, None, None, False, "as w13"),
-        Operand("w2_scale", "quant_scales[4]", "w2 block scales", torch.int32, "[E, H to 128, I/64]", SWIZZLE_128x4, None, E4M3_SCALE, False, "as w13"),
-        cutlass.biases()[1],
-    ),
+    operands=cutlass.block_scaled(E4M3_SCALE, 16, "quant_scales[1]", "quant_scales[4]", "2I to 128", "H to 128"),
     inputs=cutlass.inputs(
         Operand("x", "input", "activations", torch.uint8, "[tokens, H/2]", None, None, None, False, "E2M1 codes of NVFP4"),
         cutlass.x_scale(SWIZZLE_128x4, "[T to 128, H/16]", E4M3_SCALE),
