@@ -79,8 +79,7 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
             if len(recordings) == 1:
                 click.echo(str(d))
             elif d.ok:
-                scales = [line for line in d.open if line.startswith("activation scales")]
-                click.echo(f"--- {r.source.name}\nRIGHT{f', as far as it shows: {scales[0]}' if scales else ''}\n")
+                click.echo(f"--- {r.source.name}\nRIGHT (layer {dict(d.call).get('layer', '?').split(' ')[0]})\n")
             else:
                 click.echo(f"--- {r.source.name}\n{d}\n")
         verdicts[verdict] = verdicts.get(verdict, 0) + 1
@@ -95,9 +94,12 @@ def _tokens(file: Path) -> list[Tensor]:
 
     try:
         with safe_open(file, "pt") as f:
-            return [f.get_tensor(name) for name in sorted(f.keys())]
+            tensors = [f.get_tensor(name) for name in sorted(f.keys())]
     except (SafetensorError, OSError) as error:
         raise MxdebugError(f"--sent {file.name}", "a .safetensors file", str(error)) from error
+    if not tensors:
+        raise MxdebugError(f"--sent {file.name}", "one tensor [rows, H] for each rank", "no tensors")
+    return tensors
 
 
 def _threads(size: int) -> None:
@@ -208,7 +210,7 @@ def contract(path: str | None) -> None:
 @click.option("--quantisation", type=click.Choice(["mxfp4", "nvfp4"]), required=True)
 @click.option("--checkpoint", required=True, help="gpt-oss, mxfp4, compressed-tensors or quark; for nvfp4 modelopt, compressed-tensors or quark.")
 @click.option("--activation", default="silu", show_default=True, help="vLLM's MoEActivation: silu, swigluoai, swigluoai_uninterleave, relu2_no_mul, ...")
-@click.option("--activations", "key", help="How the checkpoint declares activations: nothing, mxfp8, nvfp4, fp8, ...")
+@click.option("--activations", "key", help="How the checkpoint declares activations: none, mxfp8, nvfp4, ...; nvfp4 for NVFP4 weights where it is not said.")
 @click.option("--moe-backend", default="auto", show_default=True)
 @click.option("--tp", default=1, show_default=True)
 @click.option("--dp", default=1, show_default=True)
@@ -221,6 +223,7 @@ def select(sm: int, quantisation: str, checkpoint: str, activation: str, key: st
     from .recipes.select import Setup
     from .recipes.select import select as run
 
+    key = {None: "nvfp4" if quantisation == "nvfp4" else None, "none": None}.get(key, key)
     click.echo(str(run(Setup(sm, quantisation, checkpoint, activation, key, moe_backend, tp=tp, dp=dp, expert_parallel=expert_parallel,
                              swiglu_limit=swiglu_limit), version)))
 

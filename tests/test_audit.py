@@ -250,7 +250,29 @@ def test_global_scales(r: Recipe, cpu: None) -> None:
                 f"{fault.id} in {key}: {found}"
             )
     without = audit(lambda t: {k: v for k, v in made(r, layer).items() if k != "w2_alpha"}, r.path, layer, checkpoint=r.checkpoint)
-    assert without.ok and without.open == ("w2 alpha: the converter does not make it; not looked at",)
+    assert not without.ok and [v.operand for v in without.wrong] == ["w2_alpha"]
+    told = audit(lambda t: {k: v for k, v in made(r, layer).items() if k != "w2_alpha"}, r.path, layer, checkpoint=r.checkpoint, elsewhere=("w2_alpha",))
+    assert told.ok and "w2 alpha: made elsewhere; not looked at" in told.open
+    assert any("global-shared-by-halves" in line for line in told.open)  # w1's and w3's differ in this layer
+    one = audit(lambda t: {**made(r, layer), **({"a2_gscale": right["a2_gscale"][0]} if "a2_gscale" in read else {})}, r.path, layer, checkpoint=r.checkpoint)
+    assert one.ok, str(one)
+    column = audit(lambda t: {**made(r, layer), "w2_alpha": right["w2_alpha"][:, None]}, r.path, layer, checkpoint=r.checkpoint)
+    assert [v.operand for v in column.wrong] == ["w2_alpha"]
+
+
+def test_strides_and_devices(cpu: None) -> None:
+    """Kernels take a pointer: a transposed view of the right values is wrong. `.to("cuda")` stays on the CPU inside an audit."""
+    r = recipe("vllm", SM90, GPT_OSS)
+    layer = made_layer(SM90)
+
+    def strided(t: dict[str, Tensor]) -> dict[str, Tensor]:
+        out = made(r, layer)
+        return {**out, "w13": out["w13"].to("cuda").transpose(1, 2).contiguous().transpose(1, 2)}
+
+    found = audit(strided, SM90, layer, checkpoint=GPT_OSS)
+    assert [v.operand for v in found.wrong] == ["w13"] and "not contiguous" in found.verdict("w13").text
+    with replaced():
+        assert torch.zeros(1).to("cuda", torch.float16).dtype == torch.float16 and torch.zeros(1).to(device="cuda").device.type == "cpu"
 
 
 # -- what the converter is given ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torch import Tensor
 from mxdebug.diagnosis import CONSISTENT, PROVED, Diagnosis, diagnose
 from mxdebug.errors import MxdebugError
 from mxdebug.faults import (CALL_FAULTS, CHECKPOINT_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, OUTPUT_FAULTS, PARAMETER_FAULTS,
-                            SCALAR_FAULTS, SCALARS,
+                            SCALAR_FAULTS, SCALARS, X_FAULTS,
                             Fault, KernelChange, Situation, fault)
 from mxdebug.metrics import compare
 from mxdebug.recipes import RECIPES
@@ -34,9 +34,9 @@ BRIEF = ("minimax", "gptoss-192-tp1")  # all together
 
 
 def test_catalogue() -> None:
-    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS,
+    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *X_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS,
                                               *KERNEL_FAULTS)]
-    groups = (OPERAND_FAULTS, SCALAR_FAULTS, CHECKPOINT_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS)
+    groups = (OPERAND_FAULTS, SCALAR_FAULTS, CHECKPOINT_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, X_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS)
     assert len(FAULTS) == sum(map(len, groups))  # no id twice
     assert len({f.title for f in FAULTS.values()}) == len(FAULTS)
     assert fault("scales-128x4") is FAULTS["scales-128x4"]
@@ -134,6 +134,7 @@ def test_operand_fault_changes_the_operands_that_it_strikes_and_no_other(id: str
 def test_call_fault_changes_its_argument_only(id: str) -> None:
     s = situation("8-experts-ep1")
     want = {"ep-rank": {"ep_rank"}, "router-squared": {"token_final_scales"},
+            "gelu-tanh-as-erf": {"activation_type", "swiglu_alpha", "swiglu_beta", "swiglu_limit"},
             "activation-kind": {"activation_type", "swiglu_alpha", "swiglu_beta", "swiglu_limit"}}.get(id, {"_".join(id.split("-")[:2])})
     assert changed(s.arguments(), FAULTS[id].injected(s).arguments()) == want
 
@@ -261,10 +262,12 @@ def strikes_here(f: Fault) -> bool:
 
 
 HERE = [f for f in OPERAND_FAULTS if strikes_here(f)]
+# GELU needs a checkpoint that means it: test_gelu_by_tanh.
+CALLS = [f for f in (*PARAMETER_FAULTS, *CALL_FAULTS) if f.id != "gelu-tanh-as-erf"]
 WHERE = [*((p, False) for p in FULL), *((p, True) for p in BRIEF)]
 
 
-@pytest.mark.parametrize("id", [f.id for f in (*HERE, *PARAMETER_FAULTS, *CALL_FAULTS)] + ["contract-broken"])
+@pytest.mark.parametrize("id", [f.id for f in (*HERE, *CALLS)] + ["contract-broken"])
 def test_single_fault_is_named_and_nothing_else(id: str) -> None:
     struck = [check_named(position, FAULTS[id], keys) for position, brief in WHERE for keys in subsets(FAULTS[id], brief)]
     assert sum(struck) >= 1
@@ -280,6 +283,13 @@ def test_input_that_no_right_layer_is_given_is_named(id: str, position: str) -> 
         assert found(d) == {id: ()} and d.verdict == "wrong" and d.findings[0].strength == PROVED, str(d)
 
 
+def test_gelu_by_tanh() -> None:
+    """vLLM 0.33 passes Geglu for GELU_TANH, and the kernel computes GELU by erf (run on an H200): named by the argument."""
+    s = FAULTS["gelu-tanh-as-erf"].injected(situation("minimax"))
+    d = diagnose(call_of(*s.build()), replace(checkpoint_layer("minimax-tiny"), layer=s.layer))
+    assert [(f.id, f.strength) for f in d.findings] == [("gelu-tanh-as-erf", PROVED)] and 0 < d.findings[0].effect < 0.01
+
+
 # -- pairs and triples ------------------------------------------------------------------------------------------
 
 SLOT = {"experts-rolled": "experts", "operand-of-another-expert": "experts", "wrong-ep-slice": "experts", "wrong-tp-slice": "slice",
@@ -292,6 +302,8 @@ def slots_of(f: Fault, key: str | None) -> set[tuple[str, str]]:
     if key is not None:
         every = ("layout", "values", "order", "padding", "shuffle", "experts", "slice", "fill")
         return {(key, s) for s in (every if f.id in LOSES else slot_names(f, key) if f.slots else (SLOT[f.id],))}
+    if f.id == "ep-rank":  # which rank is wrong, the stated one or an operand's, could not be told
+        return {(k, "experts") for k in OPERANDS} | {(k, "slice") for k in OPERANDS}
     if f.id == "activation-kind":
         return {("call", n) for n in ("alpha", "beta", "limit")}
     return {("call", f.id.split("-")[1])}
@@ -305,7 +317,7 @@ def _stacks(count: int, size: int) -> Iterator[Stack]:
     rng = random.Random(size)
     pool = [(f, (k,)) for f in HERE for k in f.strikes if f.id not in ("bias-missing", "bias-unexpected", "padding-not-zero")]
     pool += [(FAULTS["bias-missing"], ("w13_bias", "w2_bias")), (FAULTS["bias-unexpected"], ("w13_bias", "w2_bias"))]
-    pool += [(f, ()) for f in (*PARAMETER_FAULTS, *CALL_FAULTS)] * 3
+    pool += [(f, ()) for f in CALLS] * 3
     while count:
         position, chosen = rng.choice((*FULL, "minimax")), rng.sample(pool, size)
         taken = [s for f, keys in chosen for k in (keys or (None,)) for s in slots_of(f, k)]
@@ -417,5 +429,5 @@ def test_operand_and_kernel_faults_are_told_apart() -> None:
 
 def test_recipes_of_situations_are_those_of_the_engine() -> None:
     assert all(any(s.recipe is r for r in RECIPES) for s in map(situation, POSITIONS))
-    assert {situation(p).recipe.checkpoint for p in POSITIONS} == {r.checkpoint for r in RECIPES}
+    assert {situation(p).recipe.checkpoint for p in POSITIONS} == {r.checkpoint for r in RECIPES if r.contract is CONTRACT}
     assert situation("gptoss-tp1").stated == Parallel(2, 1)

@@ -268,9 +268,33 @@ def test_only_the_senders_decide_where_rows_fill_the_tiles() -> None:
     for made, want in ((s, []), (FAULTS["x-scales-linear"].injected(s), ["x-scales-linear"])):
         call = call_of(*made.build())
         alone, told = diagnose(call, chosen), diagnose(call, chosen, sent=[x])
-        assert not alone.findings and any("equally long" in line for line in alone.open), str(alone)
+        assert not alone.findings and any("equally long" in line for line in alone.open) and alone.verdict == "undecided", str(alone)
         assert [f.id for f in told.findings] == want and not any("equally long" in line for line in told.open), str(told)
-        assert not want or told.findings[0].strength == PROVED
+        assert told.verdict == ("wrong" if want else "right") and (not want or told.findings[0].strength == PROVED)
+        astray = diagnose(call, chosen, sent=[x[:, :200]])
+        assert astray.verdict == "undecided" and "what was sent does not fit this call" in astray.open[0]
+
+
+def test_senders_of_nvfp4_tokens_decide_with_the_global_scale_of_call_or_checkpoint() -> None:
+    """CUTLASS is told a1_gscale; TRT-LLM is not: there the checkpoint's largest input scale is taken."""
+    for path, id in (("nvfp4/FLASHINFER_CUTLASS", "x-scales-linear"), ("nvfp4/FLASHINFER_TRTLLM", "x-scales-swizzled")):
+        s = right(path, "ModelOpt NVFP4", True, Parallel(), 128)
+        x = (s.x.float() * torch.rand(128, 1, generator=torch.Generator().manual_seed(1))).bfloat16()
+        s = replace(s, x=x)
+        chosen = CheckpointLayer(0, "ModelOpt NVFP4", s.layer, GATE_UP, {}, {}, frozenset())
+        for made, want in ((s, set()), (FAULTS[id].injected(s), {id})):
+            arguments, output = made.build()
+            output = torch.ones(128, made.plan.padded[1], dtype=torch.bfloat16) if output is None else output
+            d = diagnose(call_of(arguments, output, function=s.recipe.contract.function), chosen, sent=[x])
+            assert {f.id for f in d.findings} == want and (want or d.ok), str(d)
+
+
+@pytest.mark.parametrize("r", [p for p in ONE if p.values[0].contract.activations is not None])
+def test_scales_of_zero_are_no_order(r: Recipe) -> None:
+    """One scale byte is 0 under codes that are not: suspected as what it is, and never taken for padding out of place."""
+    s = FAULTS["x-scales-zero"].injected(right(r.path, r.checkpoint))
+    d = diagnosed(s, *s.build())
+    assert [(f.id, f.strength) for f in d.findings] == [("x-scales-zero", "suspected")] and "the first is token 0, block 2" in d.findings[0].evidence, str(d)
 
 
 @pytest.mark.parametrize("r", ONE)

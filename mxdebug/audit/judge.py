@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,7 @@ def audit(
     engine: str = "vllm",
     rows: RowOrder | None = None,
     padded: tuple[int, int] | None = None,
+    elsewhere: Sequence[str] = (),
     name: str | None = None,
 ) -> Audit:
     """Run a converter on the CPU and say of each operand whether it is what the path's kernel must get, or which fault it has.
@@ -128,12 +129,13 @@ def audit(
     checkpoint  a checkpoint kind for which there is a recipe of `engine`; None: the path's first
     rows        the order of gate and up in the file, where it is not that of this kind
     padded      (intermediate, hidden) that the engine allocates, where they are not vLLM's
+    elsewhere   keys of global scales that other code makes; without that a missing one is wrong
     Raises MxdebugError for an unknown path or kind, and for a result with no operands in it; what the converter raises passes through.
     """
     if checkpoint is None:
         checkpoint = next((r.checkpoint for r in RECIPES if (r.engine, r.path) == (engine, path)), "")
     r = recipe(engine, path, checkpoint)
-    layer = made_layer(path) if layer is None else layer
+    own, layer = layer is not None, made_layer(path) if layer is None else layer
     plan, given = r.plan(layer), loaded(r, layer, rows=rows, padded=padded)
     with replaced(r.contract.sm[0]):
         made = converter(given)
@@ -153,7 +155,7 @@ def audit(
     )
     if rows is not None and rows != r.rows:
         what += f", rows {rows.name}"
-    verdicts, open_ = _judge(r, plan, layer, made)
+    verdicts, open_ = _judge(r, plan, layer, made, elsewhere, own)
     return Audit(path, checkpoint, name or getattr(converter, "__name__", "converter"), what, verdicts, open_)
 
 
@@ -168,13 +170,16 @@ def assert_keeps_contract(converter: Converter, path: str, layer: MoELayer | Non
 # -- reading the result ---------------------------------------------------------------------------------------------
 
 
-def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | None]) -> tuple[tuple[Verdict, ...], tuple[str, ...]]:
+def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | None], elsewhere: Sequence[str],
+           given: bool) -> tuple[tuple[Verdict, ...], tuple[str, ...]]:
     c, right = r.contract, plan.convert(layer)
     operands, unreadable, open_ = dict(right), {}, []
     for o in _read(c, right):
-        if o.key in SCALARS and made.get(o.key) is None:
-            open_.append(f"{o.title}: the converter does not make it; not looked at")
-        elif isinstance(t := _bytes(o, made.get(o.key), right[o.key]), Tensor):
+        form = plan.forms.get(o.key)
+        linear = 0 if form is None or not o.key.endswith("_scale") else layer.experts * form.halves * form.padded_rows * form.padded_columns
+        if o.key in elsewhere and made.get(o.key) is None:
+            open_.append(f"{o.title}: made elsewhere; not looked at")
+        elif isinstance(t := _bytes(o, made.get(o.key), right[o.key], linear), Tensor):
             operands[o.key] = t
         else:  # judged by its size or dtype alone; the right operand stands in, so that the others can be read
             unreadable[o.key] = t
@@ -191,11 +196,15 @@ def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | N
             verdicts.append(unreadable[o.key])
         elif o.key in evidence.unexplained:
             verdicts.append(Verdict(o.key, o.title, False, evidence.unexplained[o.key].removeprefix(f"{o.title}: "), _ids(findings, o)))
-        elif o.key not in SCALARS or made.get(o.key) is not None:
+        elif o.key not in elsewhere or made.get(o.key) is not None:
             mine = [f for f in findings if o.title in f.where.split(", ")]
             verdicts.append(
                 Verdict(o.key, o.title, not mine and o.key not in evidence.broken, "; ".join(_words(f, o) for f in mine), _ids(findings, o))
             )
+    if made.get("a1_gscale") is not None:
+        open_.append("w13 input scale: not judged: the kernel does not read it for activations that are quantised already")
+    if given and layer.gate is not None and layer.gate.global_scale is not None and not torch.equal(layer.gate.global_scale, layer.up.global_scale):
+        open_.append("this layer's w1 and w3 have different global scales: the recipe takes w1's for both, which is wrong for w3 [global-shared-by-halves]")
     open_ += [f"{c.operand(k).title}: other bytes than the recipe's, the same weights" for k in evidence.same_values]
     titles = {v.title for v in verdicts if not v.right}
     return tuple(verdicts), (*open_, *(t for t in evidence.open if t.split(": ")[0] in titles))
@@ -220,18 +229,21 @@ def _words(f: Finding, o: Operand) -> str:
     return f"{f.title} [{f.id}]{detail}. Fix: {f.fix}"
 
 
-def _bytes(o: Operand, t: Tensor | None, right: Tensor) -> Tensor | Verdict:
-    """The converter's tensor in the shape and dtype that the contract starts from, or what is wrong with it."""
+def _bytes(o: Operand, t: Tensor | None, right: Tensor, linear: int) -> Tensor | Verdict:
+    """The converter's tensor in the shape and dtype that the contract starts from, or what is wrong with it. linear: bytes of linear scales."""
     if t is None and o.optional:
         fault = FAULTS["bias-missing"]
         return Verdict(o.key, o.title, False, f"{fault.title} [{fault.id}]. Fix: {fault.fix}", (fault.id,))
     if not isinstance(t, Tensor):
         return Verdict(o.key, o.title, False, f"the converter returns {'none' if t is None else type(t).__name__}; expected a tensor")
     t = t.detach()
+    strided = f"not contiguous: shape {list(t.shape)} with strides {list(t.stride())}; kernels take a pointer and no strides"
     if right.is_floating_point():  # biases and global scales: values, not bytes
-        if t.dtype != right.dtype or t.numel() != right.numel():
+        if t.dtype == right.dtype and t.numel() == 1 and " or " in o.shape:  # one number for all experts
+            return t.reshape(-1).expand(right.shape).contiguous()
+        if t.dtype != right.dtype or t.numel() != right.numel() or o.key in SCALARS and t.dim() != 1:
             return Verdict(o.key, o.title, False, f"expected {right.dtype} {list(right.shape)}, got {t.dtype} {list(t.shape)}")
-        return t.reshape(right.shape)
+        return t.reshape(right.shape) if t.is_contiguous() else Verdict(o.key, o.title, False, strided)
     if t.is_floating_point() and t.element_size() > 1:
         return Verdict(o.key, o.title, False, f"expected {right.numel()} bytes, got numbers of {t.dtype}: bytes must be viewed, never cast")
     flat = o.payload(t) if t.dim() == 6 else t.contiguous().view(torch.uint8)
@@ -241,6 +253,9 @@ def _bytes(o: Operand, t: Tensor | None, right: Tensor) -> Tensor | Verdict:
             o.title,
             False,
             f"expected {right.numel()} bytes as {list(right.shape)}, got {flat.numel()} as {t.dtype} {list(t.shape)}: "
-            "another size, padding left out, or padded otherwise",
+            + ("as many as linear scales have: not swizzled [scales-linear]" if flat.numel() == linear else "another size, padding left out, or padded otherwise"),
+            ("scales-linear",) if flat.numel() == linear else (),
         )
+    if t.dim() != 6 and not t.is_contiguous():
+        return Verdict(o.key, o.title, False, strided)
     return flat.reshape(right.shape)

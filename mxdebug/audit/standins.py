@@ -172,6 +172,20 @@ _HELPERS: dict[str, Callable[..., Any]] = {
 # -- putting them in and taking them out ----------------------------------------------------------------------------
 
 
+def _stays(to: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Tensor.to` that leaves out a CUDA device among its arguments."""
+
+    def moved(t: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        def is_gpu(v: Any) -> bool:
+            return isinstance(v, (str, torch.device)) and str(v).startswith("cuda")
+
+        args = tuple(a for a in args if not is_gpu(a))
+        kwargs = {k: v for k, v in kwargs.items() if not is_gpu(v)}
+        return to(t, *args, **kwargs) if args or kwargs else t
+
+    return moved
+
+
 @contextmanager
 def replaced(sm: int = 100) -> Iterator[None]:
     """While this holds, a converter written for a GPU of `sm` runs on the CPU.
@@ -194,6 +208,7 @@ def replaced(sm: int = 100) -> Iterator[None]:
     pairs = _pairs(modules)
     gpu = [
         (torch.Tensor, "cuda", lambda t, *_, **__: t),
+        (torch.Tensor, "to", _stays(torch.Tensor.to)),
         (torch.nn.Module, "cuda", lambda m, *_, **__: m),
         (torch.cuda, "get_device_capability", _capability),
         (torch.cuda, "current_device", lambda: torch.device("cpu")),

@@ -15,7 +15,7 @@ CONTRACTS: dict[str, Contract] = {c.path: c for c in (
 def contract(path: str) -> Contract:
     """The contract of a path by vLLM's name; MxdebugError lists those that exist."""
     if path not in CONTRACTS:
-        raise MxdebugError("path", f"one of {', '.join(CONTRACTS)}", repr(path), "no contract is written for it yet")
+        raise MxdebugError("path", f"one of {', '.join(CONTRACTS)}", repr(path), "a recipe only: mxdebug.recipes.marlin" if path.endswith("/MARLIN") else "no contract is written for it yet")
     return CONTRACTS[path]
 
 

@@ -136,7 +136,7 @@ class Contract:
             parts = [str(o.dtype).removeprefix("torch."), o.shape, *(p for p in (
                 o.layout and f"layout {o.layout.name}", o.rows and f"rows {o.rows.name}", o.shuffle and o.shuffle.name,
                 o.scale and f"scale codec {o.scale.name}", o.view != "plain" and o.view) if p)]
-            lines.append(f"  {o.title:<18} {o.argument:<26} {', '.join(parts)}")
+            lines.append(f"  {o.title:<18} {o.argument:<26} {', '.join(parts)}  ({o.key})")
         lines.append(f"  alignment          {self.alignment}")
         lines += [f"  verified           {v.how}: {v.result} ({v.versions})" for v in self.verified]
         lines += [f"  note               {n}" for n in self.notes]

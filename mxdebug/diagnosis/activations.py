@@ -20,17 +20,32 @@ _FAULT = {LINEAR_READ_SWIZZLED: "x-scales-linear", SWIZZLED_READ_LINEAR: "x-scal
 _STRENGTH = {"proved": PROVED, "consistent": CONSISTENT, "suspected": SUSPECTED}
 
 
-def examine(contract: Contract, arguments: Mapping[str, Any], sent: Sequence[Tensor] | None) -> ScaleFinding | None:
+def zeros(contract: Contract, arguments: Mapping[str, Any]) -> list[Finding]:
+    """Block scales of 0 under codes that are not zero, where there are more of them than any order of the bytes explains."""
+    if contract.activations is None:
+        return []
+    x, buffer = contract.activations_of(arguments), contract.get("x_scale", arguments).view(torch.uint8)
+    used = (x.elements() != 0).unflatten(-1, (-1, x.format.block)).any(-1)
+    lost = used & (x.scales == 0)
+    if not lost.any() or int((buffer != 0).sum()) >= int(used.sum()):
+        return []
+    row, column = lost.nonzero()[0].tolist()
+    return [Finding(FAULTS["x-scales-zero"], SUSPECTED, contract.operand("x_scale").where,
+                    f"{int(lost.sum())} of {int(used.sum())} blocks that are not zero have the scale 0, the first is token {row}, block {column}")]
+
+
+def examine(contract: Contract, arguments: Mapping[str, Any], sent: Sequence[Tensor] | None, gscale: Tensor | None = None) -> ScaleFinding | None:
     """In which order the call's activation scales lie; None where activations are not quantised, or are no such tensors.
 
     sent  what each rank's tokens were before quantisation, [rows, H] in rank order; without it sizes, zeros and statistics speak
+    gscale  what NVFP4 activations were multiplied with before quantisation, where the call does not hold it
     """
     if contract.activations is None:
         return None
     x, scales = contract.get("x", arguments), contract.get("x_scale", arguments)
     if x is None or scales is None or x.dim() != 2 or x.dtype != contract.operand("x").dtype or scales.element_size() != 1:
         return None
-    known = None if sent is None else [quantised(contract, t, x) for t in sent]
+    known = None if sent is None else [quantised(contract, t, x, _gscale(contract, arguments, gscale)) for t in sent]
     layout = contract.x_layout(arguments)
 
     def look(rows_per_rank: list[int] | None) -> ScaleFinding:
@@ -45,19 +60,25 @@ def examine(contract: Contract, arguments: Mapping[str, Any], sent: Sequence[Ten
     return first if first.holds or known is not None else look(None)
 
 
-def quantised(contract: Contract, tokens: Tensor, like: Tensor) -> BlockTensor:
-    """Tokens [rows, H] padded as `like` and quantised as the engine does it.
+def _gscale(contract: Contract, arguments: Mapping[str, Any], known: Tensor | None) -> Tensor | None:
+    """The factor before quantisation to NVFP4: the call's own, else the checkpoint's."""
+    if not contract.activations.outer:
+        return None
+    passed = contract.get("a1_gscale", arguments)
+    return passed.float().reshape(-1)[0] if passed is not None else known
 
-    NVFP4's global scale is not in every call; the one that gives the same payload as the call has is the largest input's.
-    """
+
+def quantised(contract: Contract, tokens: Tensor, like: Tensor, gscale: Tensor | None) -> BlockTensor:
+    """Tokens [rows, H] padded as `like` and quantised as the engine does it."""
     fmt = contract.activations
     width = like.shape[1] * (2 if fmt.packed else 1)
-    if tokens.dim() != 2 or tokens.shape[1] > width:
-        raise MxdebugError("sent activations", f"[rows, up to {width}]", f"shape {list(tokens.shape)}", "tokens of another layer")
+    if tokens.dim() != 2 or not tokens.is_floating_point() or not width // 2 < tokens.shape[1] <= width:
+        raise MxdebugError("sent activations", f"numbers [rows, {width}] (less its padding), before quantisation", f"{tokens.dtype} {list(tokens.shape)}",
+                           "tokens of another layer, or quantised ones")
     tokens = torch.nn.functional.pad(tokens.to(torch.bfloat16), (0, width - tokens.shape[1]))
-    if fmt.outer:
-        raise MxdebugError("sent activations", f"MXFP8 tokens; {fmt.name} needs the global scale too", fmt.name, "give what was sent, quantised, to mxdebug.exchange.examine_scales")
-    return QUANTISERS[fmt.name](tokens)
+    if fmt.outer and gscale is None:
+        raise MxdebugError("sent activations", f"a checkpoint: {fmt.name} needs the input's global scale, which this kernel is not told", "none", "pass --checkpoint")
+    return QUANTISERS[fmt.name](tokens, gscale)
 
 
 def findings(contract: Contract, f: ScaleFinding | None) -> list[Finding]:
@@ -69,9 +90,12 @@ def findings(contract: Contract, f: ScaleFinding | None) -> list[Finding]:
 
 
 def remains(f: ScaleFinding | None) -> tuple[str, ...]:
-    """What the call cannot show about its activation scales."""
-    if f is None or f.wrong is not None or f.status in ("proved",) or (f.status == "consistent" and f.verdict == "right"):
+    """What the call cannot show about its activation scales.
+
+    Scales that each rank swizzled are not counted: where padding came to lie among the rows it would read as 0, and none does.
+    """
+    if f is None or f.wrong is not None or not {"linear", "128x4"} <= set(f.holds):
         return ()
-    orders = " and ".join(f.holds) or "no known order"
+    orders = " and ".join(h for h in f.holds if h in ("linear", "128x4"))
     return (f"activation scales: {orders} are equally long here, so this call alone cannot show in which order they lie; what the ranks sent would decide"
             + (f" (suspected by statistics: {f.verdict})" if f.status == "suspected" else ""),)

@@ -17,7 +17,7 @@ from ..contracts import Contract, Seen, find
 from ..contracts.activation import read_activation
 from ..errors import MxdebugError
 from ..exchange import ScaleFinding
-from ..faults import FAULTS
+from ..faults import FAULTS, INPUT_FAULTS
 from ..metrics import compare
 from ..recipes import Plan, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
@@ -32,14 +32,14 @@ TOKENS = 64  # at most this many tokens are emulated
 
 
 def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | str | Path | None = None, *, layer: int | None = None,
-             engine: str = "vllm", tp: Parallel | None = None, sent: Sequence[Tensor] | None = None) -> Diagnosis:
+             engine: str = "vllm", tp: Parallel | tuple[int, int] | None = None, sent: Sequence[Tensor] | None = None) -> Diagnosis:
     """Say what is wrong with one recorded call, how sure that is, where, and what to change; or that the call is right.
 
     call        a Call, or the folder of a FlashInfer dump that holds exactly one
     checkpoint  what the layer should compute; without it only the kernel can be checked against its contract
     layer       which layer of the checkpoint; None: found by the rows of the weights (`locate`)
     engine      whose recipe to expect
-    tp          the tensor-parallel position, for kernels that are not told (TRT-LLM, CuTe-DSL)
+    tp          the tensor-parallel position (size, rank), for kernels that are not told (TRT-LLM, CuTe-DSL) where the bytes do not show it
     sent        what each rank's tokens were before they were quantised, [rows, H] in rank order: it decides in which order scales lie
     Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other.
     """
@@ -51,7 +51,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
                          (), facts, None, None, None, ("metadata only",), ("everything else: there are no tensors",))
     contract = find(call.function, call.arguments)
     facts = (*facts, ("path", f"{contract.path}, {_verified(contract)}"))
-    scales = activations.examine(contract, call.arguments, sent)
+    scales, unfit = _order_of_scales(call, contract, sent, checkpoint, layer)
     try:
         given = Given.of(contract, call.arguments)
     except MxdebugError as error:
@@ -67,8 +67,9 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         return _without_checkpoint(call, given, facts, output, scales)
     if isinstance(checkpoint, (str, Path)):
         checkpoint = open_checkpoint(checkpoint)
-    chosen = checkpoint if isinstance(checkpoint, CheckpointLayer) else checkpoint.layer(locate(call, checkpoint) if layer is None else layer)
-    d = _with_checkpoint(call, given, facts, output, chosen, engine, tp, scales)
+    chosen = _chosen(call, checkpoint, layer)
+    d = _with_checkpoint(call, given, facts, output, chosen, engine, Parallel(*tp) if isinstance(tp, tuple) else tp, scales)
+    d = replace(d, open=(*unfit, *d.open))
     if d.verdict == UNEXPLAINED and layer is not None and isinstance(checkpoint, Checkpoint) and len(checkpoint.layers) > 1:
         try:
             found = locate(call, checkpoint)
@@ -79,10 +80,31 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     return d
 
 
+def _order_of_scales(call: Call, contract: Contract, sent: Sequence[Tensor] | None, checkpoint: Checkpoint | CheckpointLayer | str | Path | None,
+                     layer: int | None) -> tuple[ScaleFinding | None, tuple[str, ...]]:
+    """(in which order the activation scales lie, why what was sent could not be used)."""
+    if contract.activations is None or sent is None:
+        return activations.examine(contract, call.arguments, None), ()
+    gscale = None
+    try:
+        if contract.activations.outer and checkpoint is not None and contract.get("a1_gscale", call.arguments) is None:
+            inputs = _chosen(call, checkpoint, layer).layer.w13_input_scale
+            gscale = None if inputs is None else 1.0 / inputs.max()
+        return activations.examine(contract, call.arguments, sent, gscale), ()
+    except MxdebugError as error:
+        return activations.examine(contract, call.arguments, None), (f"what was sent does not fit this call: {error}",)
+
+
+def _chosen(call: Call, checkpoint: Checkpoint | CheckpointLayer | str | Path, layer: int | None) -> CheckpointLayer:
+    if isinstance(checkpoint, (str, Path)):
+        checkpoint = open_checkpoint(checkpoint)
+    return checkpoint if isinstance(checkpoint, CheckpointLayer) else checkpoint.layer(locate(call, checkpoint) if layer is None else layer)
+
+
 def _verified(contract: Contract) -> str:
     if any("H200" in v.how for v in contract.verified):
         return f"verified for {contract.verified[0].versions}"
-    return "not run on a GPU; known from " + " and ".join(f"{v.how} ({v.versions})" for v in contract.verified)
+    return "a path that mxdebug never compared with a GPU; known from " + " and ".join(f"{v.how} ({v.versions})" for v in contract.verified)
 
 
 def _facts(call: Call) -> tuple[tuple[str, str], ...]:
@@ -129,7 +151,8 @@ _NO_OUTPUT = "the dump holds no output, so what the kernel computed was not chec
 def _from_tokens(given: Given) -> list[Finding]:
     """What router weights, expert ids and activations say by themselves."""
     return [*parameters.examine_router(given.base.router, given.contract.operand("router").argument),
-            *parameters.examine_inputs(given.base, given.contract, given.experts * given.base.parallel.ep_size)]
+            *parameters.examine_inputs(given.base, given.contract, given.experts * given.base.parallel.ep_size),
+            *activations.zeros(given.contract, given.arguments)]
 
 
 def _compared(evidence: outputs.OutputEvidence) -> str:
@@ -185,7 +208,7 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     unexplained = [contract.operand(k).title for k in evidence.unexplained]
     verdict, summary = _verdict(call, findings, unexplained, {"w13", "w2"} <= evidence.foreign, kernel)
     if verdict == RIGHT and activations.remains(scales):
-        summary += "; in which order the activation scales should lie, this call alone cannot show"
+        verdict, summary = UNDECIDED, f"{summary}; but in which order its activation scales lie, this call alone cannot show"
     checked = [f"{len(evidence.equal)} of {len(evidence.equal) + len(evidence.broken) + len(evidence.same_values)} operands equal vLLM's recipe byte for byte"
                + (f"; {', '.join(contract.operand(k).title for k in evidence.same_values)}: other bytes, the same weights (no fault)" if evidence.same_values else ""),
                "activation and its parameters against config.json; router weights; parallel position"]
@@ -271,7 +294,7 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
     alone: what to take for operands that have other faults too; None where that cannot be made, and the effect is not known.
     only: the emulated output of the call itself, where this is its only finding. Columns of the padding do not count. inf: NaN or inf where the right call has none.
     """
-    if f.effect is not None:
+    if f.effect is not None or f.fault in INPUT_FAULTS:  # what comes in wrongly has no right call beside it
         return f
     mixed, struck = dict(right), f.where.split(", ")
     for o in (*contract.operands, *contract.inputs):

@@ -169,9 +169,9 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
                 if any(getattr(form, slot) != found for form in r.alternatives if not _same_map(form, r.form)) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
         if r.permutation is not None:
-            strike("rows-unnamed", key, _describe(r.permutation, r.form, r.expected))
+            strike("rows-unnamed", key, _describe(r.permutation, r.form, r.expected, key))
         if r.tp_rank != r.expected_tp_rank:
-            strike("wrong-tp-slice", key, f"holds rank {r.tp_rank}'s slice, the call is tp_rank {r.expected_tp_rank}")
+            strike("wrong-tp-slice", key, f"holds rank {r.tp_rank}'s slice, stated is tp_rank {r.expected_tp_rank}")
         twins = [form for form in r.alternatives if _same_map(form, r.form)]
         if twins:
             ambiguous.append(f"{title}: at this size the same bytes as " + " or ".join(" | ".join(s.name for s in form.stages) for form in twins[:2]))
@@ -208,7 +208,7 @@ def _finding(id: str, keys: list[str], contract: Contract, recovered: Mapping[st
     if unsure:
         evidence += "; not in this form alone, see below"
     return Finding(FAULTS[id], CONSISTENT if unsure else PROVED, ", ".join(contract.operand(k).title for k in keys), evidence,
-                   **_words(id, keys[0], recovered[keys[0]].expected, contract))
+                   **_words(id, keys, recovered[keys[0]].expected, contract))
 
 
 # How a title goes on ("the kernel reads ..."), and what to call for it.
@@ -220,13 +220,17 @@ _ORDER = {UP_GATE: "torch.cat([up, gate], dim=1)", INTERLEAVED_UP: "torch.stack(
           GROUPS_64: "[up, gate] interleaved in groups of 64 rows"}
 
 
-def _words(id: str, key: str, expected: Form, contract: Contract) -> dict[str, str]:
+def _words(id: str, keys: list[str], expected: Form, contract: Contract) -> dict[str, str]:
     """What a finding says of this kernel: what it reads, and how to get there."""
-    changed = FAULTS[id].slots(key, expected, contract) if FAULTS[id].slots else None
+    changed = FAULTS[id].slots(keys[0], expected, contract) if FAULTS[id].slots else None
     if not changed:
         return {}
+    family = [o.key for o in contract.operands if o.key.split("_")[0] == keys[0].split("_")[0]]
+    only = "" if set(family) <= set(keys) or {"order", "shuffle"}.isdisjoint(changed) else f"only in {', '.join(contract.operand(k).title for k in keys)}: "
     if "order" in changed and expected.order is not None:
-        return {"reads": expected.order.name, "advice": f"{FAULTS[id].fix}: {_ORDER[expected.order]}"}
+        return {"reads": expected.order.name, "advice": f"{only or FAULTS[id].fix + ': '}{_ORDER[expected.order]}"}
+    if "shuffle" in changed and expected.shuffle is not None:
+        return {"reads": f"them after the {expected.shuffle.name}", "advice": f"{only}permute rows once, by get_w2_permute_indices_with_cache with epilogue_tile_m=128"}
     if "layout" in changed:
         return {"reads": _READS[expected.layout] if isinstance(changed["layout"], Layout) else "", "advice": _CALL[expected.layout]}
     return {}
@@ -259,19 +263,23 @@ def _experts(moved: Mapping[str, tuple[int, ...]], source: Source, strike: Calla
     weights = {k for k in ("w13", "w13_scale", "w2", "w2_scale")}
     maps = set(moved.values())
     together = len(maps) == 1 and weights <= set(moved)
+    ranks = {key: {e // local for e in experts if e >= 0} for key, experts in moved.items()}
+    # The same other rank's experts everywhere: then it is the stated rank that is wrong, whatever else happened to their order.
+    misstated = p.ep_size > 1 and weights <= set(moved) and len(set.union(*ranks.values())) == 1 and set.union(*ranks.values()) != {p.ep_rank}
     for key, experts in moved.items():
         shown = ",".join("?" if e < 0 else str(e) for e in experts[:8]) + (",..." if local > 8 else "")
         rank, rest = divmod(experts[0], local)
         whole_rank = rest == 0 and experts == tuple(range(experts[0], experts[0] + local))
-        if together and whole_rank and p.ep_size > 1:
-            strike("ep-rank", key, f"experts {shown} stand here: those of rank {rank}, but ep_rank is {p.ep_rank}")
+        if misstated:
+            strike("ep-rank", key, f"experts {','.join(map(str, sorted(experts)[:8]))}{',...' if local > 8 else ''} stand here: those of rank {min(ranks[key])}, but ep_rank is {p.ep_rank}")
         elif whole_rank and p.ep_size > 1:
             strike("wrong-ep-slice", key, f"experts {shown} stand here: those of rank {rank}, but ep_rank is {p.ep_rank}")
-        else:
+        if not whole_rank or p.ep_size == 1:
             strike("experts-rolled" if together else "operand-of-another-expert", key, f"the checkpoint's experts {shown} stand here, in this order")
 
 
-def _describe(permutation: Tensor, form: Form, expected: Form) -> str:
+def _describe(permutation: Tensor, form: Form, expected: Form, key: str) -> str:
+    of = "[w1; w3]" if form.halves == 2 else "w3" if key.startswith("w13") else "w2"
     shown = ",".join(str(int(i)) for i in permutation[:12])
     where = "" if form.layout == expected.layout else f"read in the layout {form.layout.name}, "
-    return f"{where}physical rows hold logical rows {shown},... of {'[w1; w3]' if form.halves == 2 else 'w2'}"
+    return f"{where}physical rows hold logical rows {shown},... of {of}"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..layouts import LINEAR, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, UP_GATE, WEIGHT_LAYOUTS, Composed, Layout, row_hashes
-from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, logical_operands
+from ..layouts import LINEAR, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, SHUFFLED_TWICE, UP_GATE, WEIGHT_LAYOUTS, Composed, Layout, row_hashes
+from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, logical_operands
 from ..reference import MoELayer, Parallel
 
 
@@ -173,11 +173,11 @@ class _Seen:
 def _forms(seen: _Seen, expected: Form) -> Iterator[tuple[int, Form]]:
     """All forms to try, with the number of slots in which each differs from the expected one; fewest first."""
     kind = "scale" if seen.key.endswith("_scale") else "bias" if expected.layout is None else "payload"
-    values = {"scale": (None, CAST_BY_VALUE, CAST_E4M3_BY_VALUE), "payload": (None, SWAP_NIBBLES), "bias": (None,)}[kind]
+    values = {"scale": (None, CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3), "payload": (None, SWAP_NIBBLES), "bias": (None,)}[kind]
     orders = [o for o in ROW_ORDERS if expected.order] or [None, *([UP_GATE] if seen.key.startswith("w13") else [])]
     padded = expected.rows != expected.padded_rows and expected.halves > 1
     paddings = (PAD_HALVES, PAD_END) if padded else (expected.padding,)
-    shuffles = (None, *(s for s in ROW_SHUFFLES if s.fits(seen.rows)))
+    shuffles = (None, *(s for s in (*ROW_SHUFFLES, *([SHUFFLED_TWICE] if expected.shuffle else [])) if s.fits(seen.rows)))
     other = {slot: [o for o in options if o != getattr(expected, slot)] for slot, options in (
         ("layout", seen.layouts()), ("values", values), ("order", orders), ("padding", paddings), ("shuffle", shuffles))}
     for cost in range(len(other) + 1):

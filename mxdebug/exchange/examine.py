@@ -156,7 +156,11 @@ def _by_call(payload: Tensor, flat: Tensor, orders: dict[str, tuple[int, Tensor 
     if filled is not None:
         used &= filled[:, None]
     padded = []
-    for name in dict.fromkeys((*fits, contract)):
+    # Whatever the order, a block that is not zero needs a scale that is not: with fewer of those, zeros are no padding out of place.
+    lost = int(used.sum()) > int((flat != 0).sum())
+    if lost:
+        lines.append(f"  {int((flat != 0).sum())} scales are not 0x00, {int(used.sum())} blocks are not zero: no order explains that; scales were zeroed, or never written")
+    for name in () if lost else dict.fromkeys((*fits, contract)):
         size, offsets = orders.get(name, (0, None))
         zeros = 0 if offsets is None or size > got else int(((flat[offsets] == 0) & used).sum())
         if zeros:

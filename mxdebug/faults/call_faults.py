@@ -98,7 +98,28 @@ class _EachRank(Layout):
 
 
 _X = "with expert parallelism send linear scales and swizzle after the exchange; say swizzled or not at every call, without a default"
+def _zero_scale(s: Situation) -> Situation:
+    """The third block of the first token is quantised with the scale 0."""
+    needs(s.recipe.contract.activations is not None, "x-scales-zero", "activations that are quantised")
+    return replace(s, plan=replace(s.plan, x_layout=_Zeroed(s.plan.x_layout)))
+
+
+class _Zeroed(Layout):
+    """A layout that loses one byte."""
+
+    def __init__(self, of: Layout) -> None:
+        super().__init__(of.name, of.pattern, of.sizes, of.pads, of.source)
+
+    def pack(self, logical: Tensor) -> Tensor:
+        logical = logical.clone()
+        logical[0, 2] = 0
+        return super().pack(logical)
+
+
 X_FAULTS = (
+    Fault("x-scales-zero", "activation scales are 0 under activations that are not", ("call",), lambda s, keys: _zero_scale(s),
+          "fewer scales that are not 0 than blocks that are not", "any call with quantised activations",
+          "look at what quantised the activations: memory that was not written, a global scale that is too small, or a kernel of another architecture", ("flashinfer#2952",)),
     Fault("x-scales-linear", "activation scales are linear; the kernel reads them swizzled 128x4", ("call",), lambda s, keys: _x_layout(s, LINEAR),
           "the buffer's size where rows are no multiple of 128; else the senders' activations", "scales that differ by row and column", _X, ("vllm#42093", "vllm#42118")),
     Fault("x-scales-swizzled", "activation scales are swizzled 128x4; the kernel reads them linear", ("call",), lambda s, keys: _x_layout(s, SWIZZLE_128x4),

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..contracts import Contract
 from ..errors import MxdebugError
-from ..layouts import (GATE_UP, GROUPS_64, INTERLEAVED, INTERLEAVED_SWAPPED, INTERLEAVED_UP, LINEAR, ROW_SHUFFLES, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD,
+from ..layouts import (GATE_UP, GROUPS_64, INTERLEAVED, INTERLEAVED_SWAPPED, INTERLEAVED_UP, LINEAR, ROW_SHUFFLES, SHUFFLE_32, SHUFFLED_TWICE, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD,
                        SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4, TRANSPOSED, UP_GATE, V_CACHE_4x4, Composed, Layout, RowOrder, RowShuffle)
-from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, PAD_END, SWAP_NIBBLES, Form
+from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, PAD_END, SWAP_NIBBLES, Form
 from ..reference import Parallel
 from .fault import Fault, Situation, Slots, needs
 
@@ -76,6 +76,8 @@ ROW_ORDER_FAULTS = (
                   "do not call shuffle_matrix_a for this kernel", ("sglang#26884", "vllm#52240"), "rows that differ",
                   lambda key, form, c, s=s: {"shuffle": s} if form.shuffle != s else None)
       for s in ROW_SHUFFLES),
+    _slot_fault("rows-shuffled-twice", "rows shuffled twice", EVERY, "permute rows once, by get_w2_permute_indices_with_cache (FlashInfer)",
+                ("sglang#26884",), "rows that differ", lambda key, form, c: {"shuffle": SHUFFLED_TWICE} if form.shuffle is SHUFFLE_32 else None),
     _slot_fault("rows-not-shuffled", "rows not shuffled", EVERY, "permute rows by get_w2_permute_indices_with_cache (FlashInfer), scales and biases too",
                 ("sglang#26884", "vllm#52240"), "rows that differ", lambda key, form, c: {"shuffle": None} if form.shuffle is not None else None),
 )
@@ -142,6 +144,9 @@ VALUE_FAULTS = (
     _slot_fault("scales-cast-by-value", "block scales cast by value: the number that a scale means became its byte", SCALES,
                 "reinterpret: scale.view(torch.uint8), never .to(torch.uint8)", ("vllm#51419",), "scales below 1 (they become 0)",
                 lambda key, form, c: {"values": CAST_E4M3_BY_VALUE if c.weights.outer else CAST_BY_VALUE}),
+    _slot_fault("scales-cast-to-e4m3", "block scales cast by value to float8_e4m3fn: the byte became a number", SCALES,
+                "reinterpret: scale.view(torch.float8_e4m3fn), never .to(torch.float8_e4m3fn)", ("vllm#51419",), "any scales that differ",
+                lambda key, form, c: {"values": CAST_TO_E4M3} if c.operand(key).dtype == torch.float8_e4m3fn else None),
 )
 
 

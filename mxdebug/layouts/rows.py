@@ -70,6 +70,16 @@ class RowShuffle:
         return rows % self.block == 0
 
 
+@dataclass(frozen=True)
+class Twice(RowShuffle):
+    """A shuffle that was applied to rows that were shuffled already."""
+
+    def indices(self, rows: int) -> Tensor:
+        once = super().indices(rows)
+        return once[once]
+
+
 SHUFFLE_32 = RowShuffle("TRT-LLM shuffle in 32", 32, "FlashInfer shuffle_matrix_a, epilogue_tile_m 128: old row 4a+b goes to 8b+a")
 SHUFFLE_16 = RowShuffle("TRT-LLM shuffle in 16", 16, "FlashInfer shuffle_matrix_a, epilogue_tile_m 64: old row 2a+b goes to 8b+a")
+SHUFFLED_TWICE = Twice("TRT-LLM shuffle in 32, twice", 32, "a mistake: no kernel reads this")
 ROW_SHUFFLES = (SHUFFLE_32, SHUFFLE_16)

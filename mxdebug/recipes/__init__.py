@@ -7,7 +7,7 @@ from . import vllm
 from .plan import Plan, logical_operands
 from .recipe import Recipe
 from .form import PAD_END, PAD_HALVES, Form
-from .stages import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, SWAP_NIBBLES, Experts, Lay, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype, Values
+from .stages import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, SWAP_NIBBLES, Experts, Lay, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype, Values
 
 RECIPES: tuple[Recipe, ...] = vllm.RECIPES
 
@@ -26,4 +26,4 @@ def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
     raise MxdebugError("recipe", f"one of: {known}", f"{engine} {path} for {checkpoint}", "no conversion is written for this combination")
 
 
-__all__ = ["CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadEnd", "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "Stage", "ToDtype", "Values", "logical_operands", "recipe"]
+__all__ = ["CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "CAST_TO_E4M3", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadEnd", "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "Stage", "ToDtype", "Values", "logical_operands", "recipe"]

@@ -147,6 +147,8 @@ SWAP_NIBBLES = Values("nibbles swapped", tuple((b & 15) << 4 | b >> 4 for b in r
 CAST_BY_VALUE = Values("cast by value", tuple(2 ** (b - 127) % 256 if b >= 127 else 0 for b in range(256)))
 # The same for a float8_e4m3fn scale; NaN becomes 0.
 CAST_E4M3_BY_VALUE = Values("E4M3 cast by value", tuple(int(v) % 256 if v == v else 0 for v in E4M3.table().tolist()))
+# What `.to(torch.float8_e4m3fn)` does to a scale byte: the byte as a number, rounded to E4M3.
+CAST_TO_E4M3 = Values("cast to E4M3", tuple(E4M3.encode(torch.arange(256.0)).tolist()))
 
 
 @dataclass(frozen=True)
