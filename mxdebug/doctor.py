@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from .calls import dump_recipe
-from .contracts import CONTRACTS, Contract
+from .contracts import CONTRACTS, Contract, cutlass
 from .recipes import RECIPES
 
 
@@ -37,6 +37,8 @@ def runs_here(contract: Contract) -> tuple[bool, str]:
     sms = ", ".join(f"SM{s}" for s in contract.sm)
     emulation = ("Emulation runs here; 0.84 in 10,000 of its outputs differ from an H200's, most by one step" if contract.sm == (90,)
                  else "Emulation runs here; it was not compared with a GPU")
+    if contract.function != cutlass.FUNCTION:
+        return False, f"needs a GPU of {sms}, and mxdebug does not call this kernel itself. {emulation}"
     if found is None:
         return False, f"needs a GPU of {sms}; this machine has no CUDA GPU. {emulation}"
     if found[1] not in contract.sm:
@@ -56,17 +58,15 @@ def report() -> str:
     found = gpu()
     lines = ["This machine", f"  Python                 {platform.python_version()}", f"  torch                  {torch.__version__}"]
     lines += [f"  {p:<22} {installed(p) or 'not installed'}" for p in ("flashinfer-python", "flashinfer-jit-cache", "vllm")]
-    lines += [f"  GPU                    {f'{found[0]}, SM{found[1]}' if found else 'none that CUDA sees'}", "", "Paths"]
+    lines += [f"  GPU                    {f'{found[0]}, SM{found[1]}' if found else 'none that CUDA sees'}", ""]
+    lines += ["To record the calls of a running engine (workers are other processes: set this where the engine starts)", ""]
+    lines += [f"  {line}" for line in dump_recipe().rstrip().splitlines()]
+    lines += ["", "  then: mxdebug diagnose flashinfer_dumps --checkpoint MODEL_DIR",
+              "  in your own process: with mxdebug.capture() as calls: ...; mxdebug.diagnose(calls[0], MODEL_DIR)", "",
+              "Paths (what vLLM takes by itself: mxdebug select; what a kernel reads: mxdebug contract PATH)"]
     for c in CONTRACTS.values():
         ok, why = runs_here(c)
         lines += [f"  {c.path}", f"    kernel               {'runs here' if ok else 'does not run here'}: {why}"]
         lines += [f"    verified             {v.how}, {v.versions}:\n                           {v.result}" for v in c.verified]
-        forced = sorted({r.forced_by for r in RECIPES if r.path == c.path})
-        lines += [f"    to make vLLM take it {f}" for f in forced]
-        lines += ["    checkpoints          " + "; ".join(r.checkpoint for r in RECIPES if r.path == c.path)]
-    lines += ["  (what vLLM takes by itself: mxdebug select; what a kernel reads: mxdebug contract PATH)"]
-    lines += ["", "To record the calls of a running engine (workers are other processes: set this where the engine starts)", ""]
-    lines += [f"  {line}" for line in dump_recipe().rstrip().splitlines()]
-    lines += ["", "  then: mxdebug diagnose flashinfer_dumps --checkpoint MODEL_DIR",
-              "  in your own process: with mxdebug.capture() as calls: ...; mxdebug.diagnose(calls[0], MODEL_DIR)"]
+        lines += [f"    to make vLLM take it {r.forced_by}  [{r.checkpoint}]" for r in RECIPES if r.path == c.path]
     return "\n".join(lines)

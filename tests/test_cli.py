@@ -40,7 +40,7 @@ def test_session_of_several_calls(tmp_path: Path) -> None:
     for name in ("c01", "c04"):
         load(recorded.call(name).path).save(tmp_path)
     code, output = run("diagnose", tmp_path, "--checkpoint", recorded.call("c01").checkpoint_path)
-    assert code == 1 and "RIGHT\n" in output and "WRONG:" in output and "2 calls: 1 right, 1 wrong" in output
+    assert code == 1 and "RIGHT (layer 0)\n" in output and "WRONG:" in output and "2 calls: 1 right, 1 wrong" in output
     code, output = run("diagnose", tmp_path, "--call", "1", "--checkpoint", recorded.call("c01").checkpoint_path)
     assert code == 0 and "WRONG:" not in output
 
@@ -120,3 +120,20 @@ def test_select_says_what_vllm_takes() -> None:
 def test_audit_of_an_engine_that_is_not_installed() -> None:
     run = CliRunner().invoke(main, ["audit"])
     assert run.exit_code in (0, 1, 2) and ("not installed" in run.output) == (run.exit_code == 2)
+
+
+def test_what_was_sent_must_be_tokens(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    r = recorded.call("c01")
+    empty, odd = tmp_path / "empty.safetensors", tmp_path / "odd.safetensors"
+    save_file({}, empty)
+    odd.write_bytes(b"no safetensors")
+    for file, words in ((empty, "one tensor [rows, H] for each rank"), (odd, "a .safetensors file")):
+        code, output = run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--sent", file)
+        assert code == 2 and words in output and "Traceback" not in output
+    tokens = tmp_path / "tokens.safetensors"
+    save_file({"rank0": torch.zeros(6, 384)}, tokens)
+    assert run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--sent", tokens)[0] == 0  # bf16 activations: nothing to decide
+    assert run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--tp", "0", "0")[0] == 2
