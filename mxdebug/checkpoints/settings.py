@@ -12,13 +12,12 @@ import torch
 
 from ..errors import MxdebugError
 from ..formats import MXFP4, NVFP4, BlockFormat
+from ..recipes.swiglu import GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT, PARAMETERS
 from ..reference import Activation
 from .kinds import COMPRESSED_TENSORS, COMPRESSED_TENSORS_NVFP4, GPT_OSS, MODELOPT_NVFP4, SUPPORTED
 
-GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT = 1.702, 1.0, 7.0
 BY_MODEL_TYPE = f"model_type gpt_oss (vLLM: {GPT_OSS_ALPHA}, {GPT_OSS_BETA}, {GPT_OSS_LIMIT})"  # vLLM quantization/mxfp4.py
 NOT_STATED = "not stated"
-PARAMETERS = ("alpha", "beta", "limit")
 HF_QUANT_CONFIG = "hf_quant_config.json"
 
 # hidden_act -> activation kind. "uninterleave" is about row order only: the same function (vLLM fused_moe/activation.py).
