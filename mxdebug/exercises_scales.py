@@ -94,6 +94,8 @@ def _restore(answer: Any = None) -> Answer:
 
 
 def _meaning(got: Tensor, scales: Tensor, want: Tensor, format: str, swizzled: bool) -> str:
+    if not swizzled and got.numel() > want.numel() and torch.equal(got, _padded(scales)):
+        return "these scales are in the right order, but padded: a kernel that reads linear scales takes the rows one behind the other, so the padding moves them."
     if not swizzled:
         return ("these scales were swizzled. TRT-LLM and CuTe-DSL read them linear: this breaks a path that worked.\n"
                 "`swizzled` says what the kernel reads.")
@@ -111,6 +113,11 @@ def _meaning(got: Tensor, scales: Tensor, want: Tensor, format: str, swizzled: b
         return f"{got.numel()} bytes, and whole tiles of 128 x 4 have {want.numel()}."
     return (f"{int((got != want).sum())} of {want.numel()} bytes are not what the kernel should find there.\n"
             + (named[0] if named else "Look at the order of the axes: memory counts mt, kt, m32, m4, k4."))
+
+
+def _padded(scales: Tensor) -> Tensor:
+    rows, columns = SWIZZLE_128x4.padded(*scales.shape)
+    return torch.nn.functional.pad(scales, (0, columns - scales.shape[1], 0, rows - scales.shape[0])).flatten()
 
 
 def _packed(layout: Layout, scales: Tensor, got: Tensor) -> bool:

@@ -644,7 +644,7 @@ def test_vacuity_is_said() -> None:
 
 
 @pytest.mark.parametrize(("position", "checkpoint", "words"), [
-    ("gptoss", "gptoss-8-experts", r"\[8, 256, 384\]: layer 0's part.*got \[4, 256, 384\].*parallel position that the call does not state"),
+    ("gptoss", "gptoss-8-experts", r"\[8, 256, 384\]: layer 0's part.*got \[4, 256, 384\].*parallel position that the kernel is not told: --tp SIZE RANK"),
     ("gptoss-tp1", "gptoss-8-experts", r"\[8, 128, 384\].*tp 1/2"), ("8-experts-ep1", "gptoss-tiny", r"\[2, 256, 384\].*ep 1/2")])
 def test_a_checkpoint_that_does_not_fit(position: str, checkpoint: str, words: str) -> None:
     with pytest.raises(MxdebugError, match=words):

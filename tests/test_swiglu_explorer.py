@@ -124,7 +124,7 @@ def test_counts_of_the_whole_call(clamp: str) -> None:
 def test_figure_is_the_same_each_time_and_small() -> None:
     a, b = draw(made(M3)), draw(made(M3))
     assert a.to_json() == b.to_json() and "uid" not in a.to_json() and len(a.to_json()) < 40_000
-    assert [t.name for t in a.data if t.showlegend] == ["this setting", "what the checkpoint means", "inside the limit", "beyond the limit"]
+    assert [t.name for t in a.data if t.showlegend] == ["this setting", "checkpoint", "within limit", "beyond limit"]
     assert sum(len(t.x) for t in a.data[2:4]) == len(made(M3).gate.inputs)
     assert len(a.data[3].x) == sum(x > 7 for x in made(M3).gate.inputs)
 

@@ -170,7 +170,7 @@ def _points(s: Setting, values: Tensor, is_gate: bool) -> Points:
 
 # -- its figure -------------------------------------------------------------------------------------------------------
 
-_NAMES = ("this setting", "what the checkpoint means", "inside the limit", "beyond the limit")
+_NAMES = ("this setting", "checkpoint", "within limit", "beyond limit")
 
 
 def draw(e: Effect) -> go.Figure:
