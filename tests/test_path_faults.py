@@ -243,7 +243,7 @@ def completed(s: Situation) -> Diagnosis:
 @pytest.mark.parametrize(("id", "tokens", "strength", "words"), [
     ("x-scales-linear", 6, "consistent", "too short"), ("x-scales-linear", 200, "consistent", "too short"),
     ("x-scales-linear", 128, "consistent", "not 128x4"),
-    ("x-scales-before-exchange", 6, "proved", "2 tiles of 128 rows and 1 hold all rows"), ("x-scales-before-exchange", 200, "proved", "the scale 0x00, as padding has")])
+    ("x-scales-before-exchange", 6, "consistent", "2 tiles of 128 rows and 1 hold all rows"), ("x-scales-before-exchange", 200, "consistent", "the scale 0x00, as padding has")])
 def test_order_of_activation_scales_is_named(id: str, tokens: int, strength: str, words: str) -> None:
     """By size; where the size fits, by padding: 448 columns of elements are padded to 512, whose scales are 0x00."""
     s = FAULTS[id].injected(right(*SWIZZLED, True, TWO_RANKS, tokens))

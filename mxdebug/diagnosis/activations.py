@@ -82,11 +82,15 @@ def quantised(contract: Contract, tokens: Tensor, like: Tensor, gscale: Tensor |
 
 
 def findings(contract: Contract, f: ScaleFinding | None) -> list[Finding]:
-    """The fault that the order of the scales is; nothing where it is right or open."""
+    """The fault that the order of the scales is; nothing where it is right or open.
+
+    Size and zeros prove that the order is not the kernel's; which one it is they leave to the known ones, so that only the senders prove it.
+    """
     if f is None or f.verdict not in _FAULT or f.wrong is None and f.status != "suspected":
         return []
     text = f.text.splitlines()
-    return [Finding(FAULTS[_FAULT[f.verdict]], _STRENGTH[f.status], contract.operand("x_scale").where, "; ".join(line.strip() for line in text))]
+    strength = CONSISTENT if f.status == "proved" and f.by != "senders" else _STRENGTH[f.status]
+    return [Finding(FAULTS[_FAULT[f.verdict]], strength, contract.operand("x_scale").where, "; ".join(line.strip() for line in text))]
 
 
 def remains(f: ScaleFinding | None) -> tuple[str, ...]:
