@@ -326,6 +326,15 @@ def test_find() -> None:
     assert find("cutlass_fused_moe", a) is contract(PATH) is CONTRACTS[PATH]
 
 
+def test_flags_that_an_older_flashinfer_does_not_have_count_as_off() -> None:
+    """But the flag that selects a kernel must be there."""
+    a = situation("gptoss").arguments()
+    older = {k: v for k, v in a.items() if k not in ("use_wfp4afp8_humming", "use_packed_weights", "backend")}
+    assert find("cutlass_fused_moe", older) is CONTRACT
+    with pytest.raises(MxdebugError, match="a call of another kernel"):
+        find("cutlass_fused_moe", {k: v for k, v in a.items() if k != "use_w4_group_scaling"})
+
+
 @pytest.mark.parametrize(("function", "change", "words"), [
     ("trtllm_fp4_block_scale_moe", {}, ("trtllm_fp4_block_scale_moe",)),
     ("cutlass_fused_moe", {"use_w4_group_scaling": False}, ("use_w4_group_scaling=False",)),

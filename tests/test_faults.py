@@ -40,7 +40,7 @@ def test_catalogue() -> None:
     assert len(FAULTS) == sum(map(len, groups))  # no id twice
     assert len({f.title for f in FAULTS.values()}) == len(FAULTS)
     assert fault("scales-128x4") is FAULTS["scales-128x4"]
-    with pytest.raises(MxdebugError, match="fault: expected one of rows-gate-up, .*, got 'scales-64x4'"):
+    with pytest.raises(MxdebugError, match="fault: expected one of scales-8x4, .*, got 'scales-64x4'. Likely reason: these come near"):
         fault("scales-64x4")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from ..errors import MxdebugError
 from .call_faults import CALL_FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OUTPUT_FAULTS, PARAMETER_FAULTS, X_FAULTS
 from .fault import OPERANDS, SCALARS, Fault, KernelChange, Situation
@@ -12,9 +14,10 @@ FAULTS: dict[str, Fault] = {f.id: f for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *
 
 
 def fault(id: str) -> Fault:
-    """The fault of that id; MxdebugError lists the ids where there is none."""
+    """The fault of that id; MxdebugError names the ids that come near where there is none, or all."""
     if id not in FAULTS:
-        raise MxdebugError("fault", f"one of {', '.join(FAULTS)}", repr(id))
+        near = difflib.get_close_matches(id, FAULTS, n=5) or [i for i in FAULTS if id and id in i] or list(FAULTS)
+        raise MxdebugError("fault", f"one of {', '.join(near)}", repr(id), "" if len(near) == len(FAULTS) else "these come near; `mxdebug faults` lists all")
     return FAULTS[id]
 
 
