@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,6 +41,18 @@ POSITIONS = {
     "minimax-ep1": ("minimax-tiny", Parallel(1, 0, 2, 1)),
     "8-experts-tp1-ep1": ("gptoss-8-experts", Parallel(2, 1, 2, 1)),
 }
+
+
+DATA = Path(__file__).parent / "data"
+
+
+@functools.cache
+def golden() -> ModuleType:
+    """make_vllm_golden.py: its cases and made inputs. It runs no vLLM here."""
+    spec = importlib.util.spec_from_file_location("make_vllm_golden", DATA / "make_vllm_golden.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @functools.cache

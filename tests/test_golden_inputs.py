@@ -7,13 +7,12 @@ row order and padding put it, the alphas by their formula. Tests of recipes comp
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from making import golden
 from safetensors import safe_open
 from torch import Tensor
 
@@ -38,15 +37,6 @@ PADDED = {
     "nvfp4-cutedsl-compressed-differ": (256, 64),
 }
 NAMES = tuple(PADDED)
-
-
-@functools.cache
-def golden() -> ModuleType:
-    """make_vllm_golden.py: its cases and made inputs. It runs no vLLM here."""
-    spec = importlib.util.spec_from_file_location("make_vllm_golden", DATA / "make_vllm_golden.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @functools.cache

@@ -124,8 +124,11 @@ def check(s: Situation, f: Fault, keys: tuple[str, ...] | None) -> bool:
     if f.id == "experts-rolled" and not {k for k in s.plan.forms if "bias" not in k} <= struck:
         want = {"operand-of-another-expert": struck}
     if got != want and set(got) != {f.id}:
-        # At some sizes two faults are the same bytes; then the diagnosis must say so.
-        assert any("same bytes as" in line or "other reading" in line for line in d.open) or any("same numbers" in x.evidence for x in d.findings), context
+        # At some sizes two faults are the same bytes; then the diagnosis must name this one too.
+        said = [line for line in d.open if "same bytes as" in line or "other reading" in line]
+        said += [x.evidence for x in d.findings if "same numbers" in x.evidence]
+        name = {"scales-twice": "applied twice"}.get(f.id, f.id)  # a form is told by its steps
+        assert any(name in line for line in said), context
         return True
     assert got == want, context
     assert d.verdict == "wrong", context

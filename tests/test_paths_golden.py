@@ -5,16 +5,13 @@ The files were written by tests/data/make_vllm_golden.py, which ran vLLM's layer
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from making import call_of
+from making import call_of, golden
 from safetensors import safe_open
 from torch import Tensor
 
@@ -30,16 +27,6 @@ from mxdebug.recipes import recipe
 from mxdebug.reference import Activation, MoELayer, Parallel
 
 DATA = Path(__file__).parent / "data"
-
-
-@functools.cache
-def golden() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_vllm_golden", DATA / "make_vllm_golden.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 CASES = golden().PATH_CASES
 PAIRS = [(name, path) for name, case in CASES.items() for path in case.paths]
 # Rows that vLLM itself leaves wrong: halves swapped in a layer without gate, and halves of alternating rows.

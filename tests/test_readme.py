@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mxdebug.cli import main
+from mxdebug.contracts import contract
 from mxdebug.views import measured
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -22,6 +23,11 @@ def test_shares_are_the_measured_ones() -> None:
     cases = measured.load()["cases"]
     differing, elements = sum(c["differing"] for c in cases), sum(c["elements"] for c in cases)
     assert f"{1e4 * differing / elements:.2f} in 10,000 outputs over all {len(cases)} calls" in README
+    share = f"{1e4 * differing / elements:.2f} in 10,000"
+    assert share in " ".join(README.split("## ")[0].split())
+    record = next(v.result for v in contract("mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16").verified if v.how == "run on an H200")
+    assert f"{len(cases)} calls" in record and share in record
+    assert share in (Path(__file__).parent.parent / "mxdebug" / "doctor.py").read_text()
     assert f"relative L2 of any call at most {max(c['kernel_relative_l2'] for c in cases):.1e}".replace("e-0", "e-") in README
     # Bytes in the padding of one operand meet zeros, and GELU by erf instead of tanh is below the rounding of a right call.
     small = ("none", "padding-not-zero", "gelu-tanh-as-erf")

@@ -6,14 +6,11 @@ Oracle: the bytes that vLLM 0.33's own converters give for made tensors, padded 
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from making import COMPRESSED, CONTRACT, GPT_OSS, PATH, assert_same_layer, checkpoint_layer, made_bytes, made_layer, padded
+from making import COMPRESSED, CONTRACT, GPT_OSS, PATH, assert_same_layer, checkpoint_layer, golden, made_bytes, made_layer, padded
 from safetensors import safe_open
 
 from mxdebug import recorded
@@ -28,17 +25,6 @@ from mxdebug.recipes import (CAST_BY_VALUE, PAD_END, RECIPES, SWAP_NIBBLES, Expe
 from mxdebug.reference import Activation, MoELayer, Parallel
 
 DATA = Path(__file__).parent / "data"
-
-
-@functools.cache
-def golden() -> ModuleType:
-    """make_vllm_golden.py: its made inputs. It runs no vLLM here."""
-    spec = importlib.util.spec_from_file_location("make_vllm_golden", DATA / "make_vllm_golden.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 CASES = ("gpt-oss-unaligned", "gpt-oss-aligned", "compressed-unaligned")
 
 

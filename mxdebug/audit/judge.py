@@ -202,7 +202,7 @@ def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | N
                 Verdict(o.key, o.title, not mine and o.key not in evidence.broken, "; ".join(_words(f, o) for f in mine), _ids(findings, o))
             )
     if made.get("a1_gscale") is not None:
-        open_.append("w13 input scale: not judged: the kernel does not read it for activations that are quantised already")
+        open_.append("1 / w13 input scale: not judged: the kernel does not read it for activations that are quantised already")
     if given and layer.gate is not None and layer.gate.global_scale is not None and not torch.equal(layer.gate.global_scale, layer.up.global_scale):
         open_.append("this layer's w1 and w3 have different global scales: the recipe takes w1's for both, which is wrong for w3 [global-shared-by-halves]")
     open_ += [f"{c.operand(k).title}: other bytes than the recipe's, the same weights" for k in evidence.same_values]

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..formats import MXFP4, NVFP4, BlockFormat
+from ..recipes.vllm import CT_MXFP4, CT_NVFP4, GPT_OSS, MODELOPT
 
-GPT_OSS = "gpt-oss"
-COMPRESSED_TENSORS = "compressed-tensors mxfp4-pack-quantized"
-MODELOPT_NVFP4 = "ModelOpt NVFP4"
-COMPRESSED_TENSORS_NVFP4 = "compressed-tensors nvfp4-pack-quantized"
+COMPRESSED_TENSORS, MODELOPT_NVFP4, COMPRESSED_TENSORS_NVFP4 = CT_MXFP4, MODELOPT, CT_NVFP4
 KINDS = (GPT_OSS, COMPRESSED_TENSORS, MODELOPT_NVFP4, COMPRESSED_TENSORS_NVFP4)
 SUPPORTED = ('quant_method "mxfp4" with gpt-oss names (*_proj_blocks, *_proj_scales); "compressed-tensors" '
              'with format "mxfp4-pack-quantized" (weight_packed, weight_scale) or "nvfp4-pack-quantized" (weight_global_scale too); '

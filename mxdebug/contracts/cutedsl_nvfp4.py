@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import MxdebugError
 from ..formats import E4M3_SCALE, NVFP4
 from ..layouts import GROUPS_64, LINEAR, SWIZZLE_128x4
-from ..reference import Activation, Parallel, Roundings
+from ..reference import Activation, Roundings
 from ..requantise import NVFP4_CUTEDSL
 from .activation import NUMBERS
 from .contract import Contract, Verified
-from .moe import Made
+from .moe import Made, not_called, position_by_offset
 from .operand import MMA, Arguments, Operand
 
 _KINDS = {"Swiglu": "silu", "GegluTanh": "gelu_tanh", "Relu2": "relu2"}
@@ -26,16 +25,6 @@ _KINDS = {"Swiglu": "silu", "GegluTanh": "gelu_tanh", "Relu2": "relu2"}
 
 def _scalar(key: str, argument: str, title: str, shape: str, meaning: str, optional: bool = False) -> Operand:
     return Operand(key, argument, title, torch.float32, shape, None, None, None, optional, meaning)
-
-
-def _position(c: Contract, arguments: Arguments) -> Parallel:
-    """Experts by offset; the tensor-parallel position is no argument of this kernel."""
-    total, offset = int(arguments.get("num_experts") or 0), int(arguments.get("local_expert_offset") or 0)
-    here = int(arguments.get("num_local_experts") or total)
-    if here < 1 or total % here or offset % here or offset >= total:
-        raise MxdebugError("experts of this rank (local_expert_offset, num_local_experts, num_experts)", "equal shares of all experts",
-                           f"{offset}, {here}, {total}", "an offset or a count of another rank")
-    return Parallel(1, 0, total // here, offset // here)
 
 
 def _fixed(made: Made) -> dict[str, Any]:
@@ -58,10 +47,6 @@ def _w4a4(arguments: Arguments) -> bool:
     return arguments.get("quant_mode", "w4a4") in ("w4a4", "nvfp4") and not arguments.get("swap_ab", False)
 
 
-def _run(c: Contract, arguments: Arguments) -> Tensor:
-    raise MxdebugError("this machine", f"{c.path} needs a GPU of SM100 or SM103", "no way to run it from here", "use emulate, which runs anywhere")
-
-
 CONTRACT = Contract(
     path="nvfp4/FLASHINFER_CUTEDSL",
     function="cute_dsl_fused_moe_nvfp4",
@@ -81,7 +66,7 @@ CONTRACT = Contract(
         Operand("x", "x", "activations", torch.uint8, "[tokens, H/2]", None, None, None, False, "E2M1 codes of NVFP4"),
         Operand("x_scale", "x_sf", "activation scales", torch.float8_e4m3fn, "[T, H/16, 1]", LINEAR, None, E4M3_SCALE, False, "one byte a block of a token, never swizzled", also=(torch.uint8,)),
         _scalar("w13_alpha", "w1_alpha", "w13 alpha", "[E]", "multiplies GEMM1's sums: weight global scale x input global scale"),
-        _scalar("a2_gscale", "fc2_input_scale", "w2 input scale", "[1] or [E]", "multiplies the inner activation before it is quantised: 1 / its global scale; only element 0 is read"),
+        _scalar("a2_gscale", "fc2_input_scale", "1 / w2 input scale", "[1] or [E]", "multiplies the inner activation before it is quantised: 1 / its global scale; only element 0 is read"),
         _scalar("w2_alpha", "w2_alpha", "w2 alpha", "[E]", "multiplies GEMM2's sums: weight global scale x input global scale"),
         Operand("experts", "token_selected_experts", "selected experts", torch.int32, "[T, top-k]", None, None, None, False, "global ids"),
         Operand("router", "token_final_scales", "router weights", torch.float32, "[T, top-k]", None, None, None, False, "multiply the output"),
@@ -100,5 +85,5 @@ CONTRACT = Contract(
         "the inner activation is requantised inside GEMM1",
         "use_fused_finalize (the default) adds bf16 in no fixed order",
     ),
-    position=_position, fixed=_fixed, belongs=_w4a4, refuses=_refuses, _run=_run, floats=True,
+    position=lambda c, arguments: position_by_offset(arguments, "num_local_experts", optional=True), fixed=_fixed, belongs=_w4a4, refuses=_refuses, _run=not_called, floats=True,
     aliases=("cute_dsl_fused_moe",), first_only=("a2_gscale",))

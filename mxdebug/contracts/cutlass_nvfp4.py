@@ -48,9 +48,9 @@ CONTRACT = Contract(
     inputs=cutlass.inputs(
         Operand("x", "input", "activations", torch.uint8, "[tokens, H/2]", None, None, None, False, "E2M1 codes of NVFP4"),
         cutlass.x_scale(SWIZZLE_128x4, "[T to 128, H/16]", E4M3_SCALE),
-        _scalar("a1_gscale", "quant_scales[0]", "w13 input scale", "[E] or []", "multiplies bf16 activations before the kernel quantises them; not read for quantised ones"),
+        _scalar("a1_gscale", "quant_scales[0]", "1 / w13 input scale", "[E] or []", "multiplies bf16 activations before the kernel quantises them; not read for quantised ones"),
         _scalar("w13_alpha", "quant_scales[2]", "w13 alpha", "[E]", "multiplies GEMM1's sums: weight global scale x input global scale"),
-        _scalar("a2_gscale", "quant_scales[3]", "w2 input scale", "[E] or []", "multiplies the inner activation before it is quantised: 1 / its global scale"),
+        _scalar("a2_gscale", "quant_scales[3]", "1 / w2 input scale", "[E] or []", "multiplies the inner activation before it is quantised: 1 / its global scale"),
         _scalar("w2_alpha", "quant_scales[5]", "w2 alpha", "[E]", "multiplies GEMM2's sums: weight global scale x input global scale")),
     kinds=cutlass.KINDS,
     roundings=Roundings(gemm1=torch.bfloat16, activation=torch.bfloat16, gemm2=torch.bfloat16, output=torch.bfloat16, fast_math=True, requantise=NVFP4_CUDA),

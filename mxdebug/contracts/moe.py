@@ -69,6 +69,25 @@ def _columns(arguments: Arguments, hidden: int) -> int | None:
     return columns
 
 
+def position_by_offset(arguments: Arguments, count: str, optional: bool = False) -> Parallel:
+    """The position of a kernel that is told of experts only: local_expert_offset, `count` experts here, num_experts in all.
+
+    optional: the kernel takes all experts where the count is not passed.
+    """
+    total, offset = int(arguments.get("num_experts") or 0), int(arguments.get("local_expert_offset") or 0)
+    here = int(arguments.get(count) or (total if optional else 0))
+    if here < 1 or total % here or offset % here or offset >= total:
+        raise MxdebugError(f"experts of this rank (local_expert_offset, {count}, num_experts)", "equal shares of all experts",
+                           f"{offset}, {here}, {total}", "an offset or a count of another rank")
+    return Parallel(1, 0, total // here, offset // here)
+
+
+def not_called(c: Contract, arguments: Arguments) -> Tensor:
+    """Contract.run of a kernel that mxdebug does not call itself."""
+    raise MxdebugError("this machine", f"{c.path} needs a GPU of {' or '.join(f'SM{s}' for s in c.sm)}", "no way to run it from here",
+                       "use emulate, which runs anywhere")
+
+
 def activations(c: Contract, arguments: Arguments) -> Tensor | BlockTensor:
     """As Contract.activations_of."""
     o = c.operand("x")

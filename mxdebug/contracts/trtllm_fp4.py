@@ -10,16 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import MxdebugError
 from ..formats import E4M3_SCALE, E8M0, MXFP4, MXFP8, NVFP4, BlockFormat, ScaleCodec
 from ..layouts import INTERLEAVED_UP, LINEAR, SHUFFLE_32, SWIZZLE_128x4
-from ..reference import Activation, Parallel, Roundings
+from ..reference import Activation, Roundings
 from ..requantise import QUANTISERS
 from .activation import NUMBERS
 from .contract import Contract, Verified
-from .moe import Made
+from .moe import Made, not_called, position_by_offset
 from .operand import Arguments, Operand
 from .routing import read_routing
 
@@ -67,15 +66,6 @@ def _inputs(activations: BlockFormat | None) -> tuple[Operand, ...]:
             scalar("swiglu_limit", "gemm1_clamp_limit", "SwiGLU limit", f"caps gate from above and clamps up{raw}; none where not passed", optional=True))
 
 
-def _position(c: Contract, arguments: Arguments) -> Parallel:
-    """Experts by offset; the tensor-parallel position is no argument of this kernel."""
-    total, here, offset = (int(arguments.get(k) or 0) for k in ("num_experts", "local_num_experts", "local_expert_offset"))
-    if here < 1 or total % here or offset % here or offset >= total:
-        raise MxdebugError("experts of this rank (local_expert_offset, local_num_experts, num_experts)", "equal shares of all experts",
-                           f"{offset}, {here}, {total}", "an offset or a count of another rank")
-    return Parallel(1, 0, total // here, offset // here)
-
-
 def _fixed(made: Made) -> dict[str, Any]:
     names = {"silu": "Swiglu", "swiglu": "Swiglu", "relu2": "Relu2"}
     if made.activation.kind not in names:
@@ -94,10 +84,6 @@ def _refuses(c: Contract, arguments: Arguments, act: Activation) -> None:
         raise MxdebugError("intermediate_size", f"{intermediate}, as w2's columns say", str(stated), "the size before padding, or of all ranks")
     if c.activations is NVFP4 and (arguments.get("gemm1_bias") is not None or arguments.get("gemm2_bias") is not None):
         raise MxdebugError("biases", "none: this kernel adds them before scaling, and no engine passes them", "a bias", "biases of an MXFP4 layer")
-
-
-def _run(c: Contract, arguments: Arguments) -> Tensor:
-    raise MxdebugError("this machine", f"{c.path} needs a GPU of SM100 or SM103", "no way to run it from here", "use emulate, which runs anywhere")
 
 
 def _contract(path: str, weights: BlockFormat, activations: BlockFormat | None) -> Contract:
@@ -120,9 +106,9 @@ def _contract(path: str, weights: BlockFormat, activations: BlockFormat | None) 
             "formats are inferred from element counts: a wrong intermediate_size can turn MXFP4 into NVFP4",
             *(("the inner activation is requantised inside GEMM1; how it rounds is not in open code",) if activations is not None else ()),
         ),
-        position=_position, fixed=_fixed,
+        position=lambda c, arguments: position_by_offset(arguments, "local_num_experts"), fixed=_fixed,
         belongs=lambda arguments: getattr(arguments.get("hidden_states"), "dtype", None) == dtype,
-        refuses=_refuses, _run=_run, clamps_before_scaling=activations is NVFP4, routing=read_routing, aliases=(MONOLITHIC,), crops=True)
+        refuses=_refuses, _run=not_called, clamps_before_scaling=activations is NVFP4, routing=read_routing, aliases=(MONOLITHIC,), crops=True)
 
 
 CONTRACTS = (

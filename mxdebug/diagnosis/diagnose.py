@@ -64,7 +64,8 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     if output is not None and output.dtype != contract.roundings.output:
         raise MxdebugError("output", str(contract.roundings.output), str(output.dtype), "the dump's outputs belong to another call")
     if checkpoint is None:
-        return _without_checkpoint(call, given, facts, output, scales)
+        d = _without_checkpoint(call, given, facts, output, scales)
+        return replace(d, open=(*unfit, *d.open))
     if isinstance(checkpoint, (str, Path)):
         checkpoint = open_checkpoint(checkpoint)
     chosen = _chosen(call, checkpoint, layer)
