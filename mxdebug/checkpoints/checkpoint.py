@@ -1,4 +1,4 @@
-"""An opened checkpoint, and one of its layers in logical order."""
+"""An opened checkpoint, and one of its MoE layers in logical order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from torch import Tensor
 from ..errors import MxdebugError
 from ..layouts.rows import GATE_UP, INTERLEAVED, RowOrder
 from ..reference import MoELayer
-from .kinds import GPT_OSS, LEAVES
+from .kinds import COMPRESSED_TENSORS_NVFP4, GPT_OSS, LEAVES, MODELOPT_NVFP4
+from .linears import (JOINED, CheckpointLinear, Modules, check_kind, find_linears, find_modules, joined_names, read_linear, refuse_converted,
+                      shape_of)
 from .names import LayerNames, find_layers
-from .settings import HF_QUANT_CONFIG, Config, read_activation, stated_experts, stated_kind
+from .settings import HF_QUANT_CONFIG, Config, Quantisation, read_activation, stated_experts, stated_quantisation
 from .store import Reader, Store, open_store, read_json
 from .weights import Weight, fused_experts, read_fused, read_single, single_experts
 
@@ -49,7 +51,7 @@ class CheckpointLayer:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint: names are known, weights are read by `layer`.
+    """An opened checkpoint: names are known, weights are read by `layer` and `linear`.
 
     path    the folder or file
     config  config.json as it is; unchecked
@@ -62,6 +64,8 @@ class Checkpoint:
     _settings: Config = field(repr=False)
     _store: Store = field(repr=False)
     _names: Mapping[int, LayerNames] = field(repr=False)
+    _quantisation: Quantisation = field(repr=False)
+    _modules: Modules = field(repr=False)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -69,10 +73,44 @@ class Checkpoint:
         return tuple(self._names)
 
     @property
+    def linears(self) -> tuple[str, ...]:
+        """Modules that are NVFP4 linear layers, such as "model.layers.0.self_attn.q_proj", in natural order; experts are not among them."""
+        return find_linears(self._modules, self.kind)
+
+    @property
+    def linear_names(self) -> tuple[str, ...]:
+        """What engines run: the joined layers by vLLM's names, and those of `linears` that are not part of one."""
+        joined = joined_names(self.linears)
+        parts = {f"{name.rpartition('.')[0]}.{part}".lstrip(".") for name in joined for spelling in JOINED[name.rpartition(".")[2]] for part in spelling}
+        return (*joined, *(name for name in self.linears if name not in parts))
+
+    def linear_shape(self, name: str) -> tuple[int, int] | None:
+        """(N, K) of a linear layer, by headers alone; None where it is damaged or unknown, which `linear` then says."""
+        with self._store.reader() as reader:
+            return shape_of(name, self._modules, self.kind, reader)
+
+    @property
+    def w4a16(self) -> bool:
+        """Whether NVFP4 weights meet 16-bit activations, by what the configuration says and vLLM 0.33 makes of it."""
+        return self._quantisation.w4a16
+
+    def linear(self, name: str) -> CheckpointLinear:
+        """Read one of `linears`, or the parts of vLLM's "...qkv_proj" or "...gate_up_proj"; only their tensors are read.
+
+        Raises MxdebugError for an unknown name, and for what `linears.read_linear` says: damaged, unquantised or converted layers.
+        """
+        if self.kind not in (MODELOPT_NVFP4, COMPRESSED_TENSORS_NVFP4):
+            raise MxdebugError("kind of a linear layer", f"{MODELOPT_NVFP4} or {COMPRESSED_TENSORS_NVFP4}", self.kind,
+                               "only NVFP4 linear layers are read")
+        with self._store.reader() as reader:
+            return read_linear(name, self._modules, self.kind, self._quantisation.nvfp4, reader)
+
+    @property
     def experts(self) -> int:
         """Number of experts of the first MoE layer. Raises MxdebugError where the file and config.json differ."""
+        first = self._names[self._index(next(iter(self.layers), None))]
         with self._store.reader() as reader:
-            return self._count(self._names[self.layers[0]], reader)
+            return self._count(first, reader)
 
     def layer(self, index: int | None = None, experts: slice | None = None) -> CheckpointLayer:
         """Read one layer; only its tensors, and only `experts` of them (a slice within 0..E with step 1), are read.
@@ -80,9 +118,11 @@ class Checkpoint:
         index may be left out where there is exactly one MoE layer.
         Raises MxdebugError for an unknown index, tensors that are missing, of another dtype or shape than the format has,
         NaN or negative block scales in the experts read, global or input scales that are not finite and above zero, input scales that
-        only some experts have, and an activation that cannot be known.
+        only some experts have, an activation that cannot be known, and a block of 32 in config.json.
         """
         names = self._names[self._index(index)]
+        if self._quantisation.refusal is not None:
+            raise self._quantisation.refusal
         if names.unknown:
             raise MxdebugError(f"tensor {names.unknown[0]}", f"only tensors of a known meaning next to those of {names.kind}",
                                "a name that is not known", "zero points, another format, or a newer exporter")
@@ -100,6 +140,9 @@ class Checkpoint:
                                _operands(names), settings.provenance, settings.stated)
 
     def _index(self, index: int | None) -> int:
+        if not self.layers:
+            raise MxdebugError("layer index", "a checkpoint with MoE layers", f"{self.path}, which has linear layers only",
+                               "linear(name) reads those")
         known = ", ".join(map(str, self.layers))
         if index is None:
             if len(self.layers) == 1:
@@ -123,15 +166,25 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint: a folder with config.json and safetensors, or one .safetensors file with config.json beside it.
 
     Reads config.json (and hf_quant_config.json beside it), the index if there is one, else the headers of the files; no weights.
-    Raises MxdebugError where files are missing or damaged, or the kind of quantisation is not supported or contradicts the names.
+    Raises MxdebugError where files are missing or damaged, the kind of quantisation is not supported or contradicts the names, there is
+    neither a MoE layer nor an NVFP4 linear one, or all layers are converted for a kernel already (such a file needs no config.json).
     """
     path = Path(path)
     store = open_store(path)
+    modules = find_modules(store.files)
+    refuse_converted(modules, store, path)  # first: a state dict that somebody saved has no config.json
     folder = path if path.is_dir() else path.parent
     beside = folder / HF_QUANT_CONFIG
     config = Config(folder / "config.json", read_json(folder / "config.json"), read_json(beside) if beside.exists() else None)
-    kind = stated_kind(config)
-    return Checkpoint(path, config.data, kind, config, store, find_layers(store.files, path, kind))
+    stated = stated_quantisation(config)
+    linears = find_linears(modules, stated.kind)
+    if stated.refusal is not None and not linears:
+        raise stated.refusal
+    layers = find_layers(store.files, path, stated.kind, needed=False)
+    if not layers and not linears:
+        check_kind(modules, path, stated.kind)
+        find_layers(store.files, path, stated.kind)
+    return Checkpoint(path, config.data, stated.kind, config, store, layers, stated, modules)
 
 
 def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -49,12 +49,12 @@ class LayerNames:
         return f"{self.module}.*.{spelled[0] if len(spelled) == 1 else '{' + ','.join(spelled) + '}'}.{leaf}"
 
 
-def find_layers(names: Iterable[str], path: Path, stated: str) -> dict[int, LayerNames]:
+def find_layers(names: Iterable[str], path: Path, stated: str, needed: bool = True) -> dict[int, LayerNames]:
     """The MoE layers with quantised experts among tensor `names`, sorted by index; `stated` is the kind that config.json says.
 
     Layers whose experts are not quantised are left out. `path` is for messages. Raises MxdebugError for another kind than
     the stated one, for two kinds, for NVFP4 experts in fused tensors, for two modules with experts in one layer, for mixed
-    spellings, and where there is no such layer.
+    spellings, and, if one is `needed`, where there is no such layer.
     """
     modules: dict[str, tuple[int, dict[str, str]]] = {}
     for name in names:
@@ -72,10 +72,13 @@ def find_layers(names: Iterable[str], path: Path, stated: str) -> dict[int, Laye
             raise MxdebugError(f"layer {index} of {path}", "one module with experts", f"{layers[index].module} and {module}",
                                "two models in one folder")
         layers[index] = layer
+    if not layers and not needed:
+        return {}
     if not layers:
         seen = [name for _, rest in modules.values() for name in rest.values()] or list(names)
-        raise MxdebugError(f"tensor names of {path}", f"experts of a known kind: {SUPPORTED}", ", ".join(sorted(seen)[:3]) or "no tensors",
-                           "no MoE layers here, another format, or one shard without its index")
+        raise MxdebugError(f"tensor names of {path}", f"experts or NVFP4 linear layers of a known kind: {SUPPORTED}",
+                           ", ".join(sorted(seen)[:3]) or "no tensors",
+                           "no MoE layers and no NVFP4 linear layers here, another format, or one shard without its index")
     kinds = {layer.kind for layer in layers.values()}
     if len(kinds) > 1:
         raise MxdebugError(f"tensor names of {path}", "one kind of quantisation", " and ".join(sorted(kinds)),

@@ -1,10 +1,10 @@
-"""What config.json says, and where: the kind of quantisation, the number of experts, the activation and its parameters."""
+"""What config.json says, and where: the kind of quantisation and its block, the number of experts, the activation and its parameters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from .kinds import COMPRESSED_TENSORS, COMPRESSED_TENSORS_NVFP4, GPT_OSS, MODELO
 BY_MODEL_TYPE = f"model_type gpt_oss (vLLM: {GPT_OSS_ALPHA}, {GPT_OSS_BETA}, {GPT_OSS_LIMIT})"  # vLLM quantization/mxfp4.py
 NOT_STATED = "not stated"
 HF_QUANT_CONFIG = "hf_quant_config.json"
+W4A16 = "W4A16_NVFP4"  # ModelOpt's quant_algo for weights alone
+NVFP4_32 = replace(NVFP4, block=32)  # no kernel's format, but exporters make it (TensorRT-LLM issue 19091)
 
 # hidden_act -> activation kind. "uninterleave" is about row order only: the same function (vLLM fused_moe/activation.py).
 HIDDEN_ACT = {"swigluoai": "swiglu", "swigluoai_uninterleave": "swiglu", "silu": "silu", "gelu": "gelu",
@@ -69,31 +71,80 @@ class Config:
         return None
 
 
-def stated_kind(config: Config) -> str:
+@dataclass(frozen=True)
+class Quantisation:
+    """kind: one of KINDS. nvfp4: NVFP4, or with the block of 32 that a config states; `refusal` is then what is wrong for MoE layers.
+
+    w4a16  NVFP4 weights and 16-bit activations, by the rule of `_w4a16`
+    """
+
+    kind: str
+    nvfp4: BlockFormat
+    refusal: MxdebugError | None
+    w4a16: bool
+
+
+def stated_quantisation(config: Config) -> Quantisation:
+    """What `stated_kind` says, and a block of 32 under NVFP4's name allowed: linear layers of that are read, to show what it does.
+
+    Raises MxdebugError as `stated_kind` does.
+    """
+    try:
+        return Quantisation(kind := stated_kind(config), NVFP4, None, _w4a16(config, kind))
+    except MxdebugError as error:
+        refusal = error
+    try:
+        return Quantisation(kind := stated_kind(config, NVFP4_32), NVFP4_32, refusal, _w4a16(config, kind))
+    except MxdebugError:
+        raise refusal from None
+
+
+def _w4a16(config: Config, kind: str) -> bool:
+    """Whether vLLM 0.33 keeps the activations of linear layers in 16 bits. `config` has passed `stated_kind`.
+
+    ModelOpt (modelopt.py ModelOptNvFp4Config._from_config): quant_algo says so, or it is NVFP4 and every one of the config_groups
+    has no input_activations; groups one level down, under "quantization", are not seen there. config.json goes before the file beside it.
+    compressed-tensors (compressed_tensors.py _get_scheme_from_parts): weights NVFP4, input_activations none. A model where only some
+    groups are so has no single answer: False.
+    """
+    found = config.get("quantization_config", dict)
+    quantisation = found[0] if found is not None else config.beside or {}
+    groups = quantisation.get("config_groups")
+    weights_only = isinstance(groups, dict) and bool(groups) and all(
+        isinstance(g, dict) and g.get("input_activations") is None for g in groups.values())
+    if kind == COMPRESSED_TENSORS_NVFP4:
+        return weights_only
+    if kind != MODELOPT_NVFP4:
+        return False
+    return str(quantisation.get("quantization", quantisation).get("quant_algo")).upper() == W4A16 or weights_only
+
+
+def stated_kind(config: Config, nvfp4: BlockFormat = NVFP4) -> str:
     """One of KINDS, as quantization_config says, or hf_quant_config.json where config.json has none (vLLM: config.py reads them so).
 
-    Raises MxdebugError for every other format, for none, and where the two files contradict each other.
+    Raises MxdebugError for every other format, for none, for another block than the format's (`nvfp4` is what goes by that name),
+    and where the two files contradict each other.
     """
     found = config.get("quantization_config", dict)
     operand = f"quantization_config of {config.path}"
     if config.beside is None:
         if found is None:
             raise MxdebugError(operand, SUPPORTED, "none", "a checkpoint that is not quantised, or a config.json of the base model")
-        return _kind(found[0], operand)
-    beside = _modelopt(config.beside, f"{config.path.parent / HF_QUANT_CONFIG}")
-    if found is not None and (kind := _kind(found[0], operand)) != beside:
+        return _kind(found[0], operand, nvfp4)
+    beside = _modelopt(config.beside, f"{config.path.parent / HF_QUANT_CONFIG}", nvfp4)
+    if found is not None and (kind := _kind(found[0], operand, nvfp4)) != beside:
         raise MxdebugError(operand, f"{beside}, as {HF_QUANT_CONFIG} says", kind,
                            "files of two checkpoints; engines differ in which they read")
     return beside
 
 
-def _kind(quantisation: Mapping[str, Any], operand: str) -> str:
+def _kind(quantisation: Mapping[str, Any], operand: str, nvfp4: BlockFormat) -> str:
     method, fmt = quantisation.get("quant_method"), quantisation.get("format")
     if method == "mxfp4":
         return GPT_OSS
     if method in ("modelopt", "modelopt_fp4"):
-        return _modelopt(quantisation, operand)
-    kinds = {"mxfp4-pack-quantized": (COMPRESSED_TENSORS, MXFP4), "nvfp4-pack-quantized": (COMPRESSED_TENSORS_NVFP4, NVFP4)}
+        return _modelopt(quantisation, operand, nvfp4)
+    kinds = {"mxfp4-pack-quantized": (COMPRESSED_TENSORS, MXFP4), "nvfp4-pack-quantized": (COMPRESSED_TENSORS_NVFP4, nvfp4)}
     if method != "compressed-tensors" or not isinstance(fmt, str) or fmt not in kinds:
         raise MxdebugError(operand, SUPPORTED, f"quant_method {_short(method)}, format {_short(fmt)}", "a format not read yet")
     kind, block_format = kinds[fmt]
@@ -101,24 +152,24 @@ def _kind(quantisation: Mapping[str, Any], operand: str) -> str:
     return kind
 
 
-def _modelopt(quantisation: Mapping[str, Any], operand: str) -> str:
+def _modelopt(quantisation: Mapping[str, Any], operand: str, nvfp4: BlockFormat) -> str:
     """MODELOPT_NVFP4. hf_quant_config.json has everything one level down; either case of quant_algo (vLLM modelopt.py from_config)."""
     inner = quantisation.get("quantization", quantisation)
     if not isinstance(inner, dict):
         raise MxdebugError(f"quantization of {operand}", "an object", _typed(inner))
     algo, size = inner.get("quant_algo"), inner.get("group_size")
-    if not isinstance(algo, str) or algo.upper() not in ("NVFP4", "W4A16_NVFP4"):
+    if not isinstance(algo, str) or algo.upper() not in ("NVFP4", W4A16):
         reason = "one format a layer, which is not read yet" if algo == "MIXED_PRECISION" else "a format not read yet"
         raise MxdebugError(operand, SUPPORTED, f"ModelOpt's quant_algo {_short(algo)}", reason)
-    if size not in (None, NVFP4.block):
-        raise MxdebugError(f"group_size of {operand}", f"{NVFP4.block}, which is NVFP4's", _short(size), "another format under this name")
-    _check_groups(inner.get("config_groups"), NVFP4, operand)
+    if size not in (None, nvfp4.block):
+        raise MxdebugError(f"group_size of {operand}", f"{nvfp4.block}, which is NVFP4's", _short(size), "another format under this name")
+    _check_groups(inner.get("config_groups"), nvfp4, operand)
     return MODELOPT_NVFP4
 
 
 def _check_groups(groups: Any, fmt: BlockFormat, operand: str) -> None:
     """Refuse a config_groups whose weights are not of the format `fmt`; what a group does not say is not held against it."""
-    other = "a block of 32 is MXFP4's" if fmt is NVFP4 else "a block of 16 is NVFP4's"
+    other = "a block of 16 is NVFP4's" if fmt is MXFP4 else "a block of 32 is MXFP4's"
     for name, group in (groups.items() if isinstance(groups, dict) else [("config_groups", groups)] if groups is not None else []):
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):

@@ -17,9 +17,9 @@ from .scalars import WHY_INPUT, WHY_NO_INPUT, WHY_WEIGHT, read_scalars
 from .store import Reader
 
 _HALF_BLOCK = MXFP4.block // 2  # payload bytes of one block
-_PAYLOAD = ("U8",)
+PAYLOAD = ("U8",)
 _SCALES = ("U8", "F8_E8M0")
-_BIAS = ("BF16", "F16", "F32")
+BIAS = ("BF16", "F16", "F32")
 _WHY_DTYPE = {
     "F8_E4M3": "NVFP4 scales or FP8 weights, or E8M0 bytes under another dtype",
     "F8_E8M0": "MXFP4 scales",
@@ -71,7 +71,7 @@ def read_fused(names: LayerNames, reader: Reader, part: slice, gated: bool, bias
                            "no such tensor", "an export that dropped biases")
     for projection in ("gate_up_proj", "down_proj"):  # before de-interleaving: rows are reported as the file counts them
         scales = names.fused[f"{projection}_scales"]
-        _check_scales(reader.read(scales, part), MXFP4, part.start, lambda _: scales)
+        check_scales(reader.read(scales, part), MXFP4, _expert(part.start, lambda _: scales), "experts")
     return {"w1": _read_fused(names, reader, part, "gate_up_proj", logical[:half]),
             "w3": _read_fused(names, reader, part, "gate_up_proj", logical[half:]),
             "w2": _read_fused(names, reader, part, "down_proj", None)}
@@ -87,13 +87,13 @@ def _read_fused(names: LayerNames, reader: Reader, part: slice, projection: str,
 def _blocks(names: LayerNames, reader: Reader, projection: str) -> tuple[int, int, int]:
     """(E, rows, blocks in a row) of a fused projection, its three headers checked."""
     blocks_name = _need(names, f"{projection}_blocks")
-    shape = _header(reader, blocks_name, _PAYLOAD, 4)
+    shape = check_header(reader, blocks_name, PAYLOAD, 4)
     if shape[3] != _HALF_BLOCK:
         raise MxdebugError(f"tensor {blocks_name}", f"a last dimension of {_HALF_BLOCK} bytes, which is {MXFP4.block} elements",
                            f"shape {list(shape)}", "another block size (8 bytes is NVFP4's), or a tensor already in a kernel's layout")
-    _header(reader, _need(names, f"{projection}_scales"), _SCALES, 3, shape[:3], blocks_name)
+    check_header(reader, _need(names, f"{projection}_scales"), _SCALES, 3, shape[:3], blocks_name)
     if f"{projection}_bias" in names.fused:
-        _header(reader, names.fused[f"{projection}_bias"], _BIAS, 2, shape[:2], blocks_name)
+        check_header(reader, names.fused[f"{projection}_bias"], BIAS, 2, shape[:2], blocks_name)
     return shape[0], shape[1], shape[2]
 
 
@@ -149,16 +149,16 @@ def _single_shape(names: LayerNames, reader: Reader, part: slice, word: str, wit
     payloads, scales, block = names.single[word, leaves.payload], names.single[word, leaves.scale], leaves.format.block
     first: tuple[int, ...] | None = None
     for e in range(part.start, part.stop):
-        shape = _header(reader, payloads[e], _PAYLOAD, 2, first, payloads[part.start])
+        shape = check_header(reader, payloads[e], PAYLOAD, 2, first, payloads[part.start])
         first = shape
         rows, columns = shape[0], 2 * shape[1]
         if columns % block:
             raise MxdebugError(f"tensor {payloads[e]}", f"K a multiple of the block of {block}",
                                f"K {columns} (shape {list(shape)}, two elements a byte)",
                                "a slice that cuts a block, or a transposed tensor")
-        _header(reader, scales[e], leaves.scale_dtypes, 2, (rows, columns // block), payloads[e])
+        check_header(reader, scales[e], leaves.scale_dtypes, 2, (rows, columns // block), payloads[e])
         if with_bias:
-            _header(reader, names.single[word, "bias"][e], _BIAS, 1, (rows,), payloads[e])
+            check_header(reader, names.single[word, "bias"][e], BIAS, 1, (rows,), payloads[e])
     return rows, columns
 
 
@@ -176,12 +176,12 @@ def _read_single(names: LayerNames, reader: Reader, part: slice, word: str, with
         return None if leaf is None else read_scalars(names.single[word, leaf], reader, part, leaves.divides, why)
 
     scales = stack(leaves.scale)
-    _check_scales(scales, leaves.format, part.start, lambda e: names.single[word, leaves.scale][e])
+    check_scales(scales, leaves.format, _expert(part.start, names.single[word, leaves.scale].__getitem__), "experts")
     tensor = BlockTensor(stack(leaves.payload), scales, leaves.format, scalars(leaves.global_scale, WHY_WEIGHT))
     return Weight(tensor, stack("bias") if with_bias else None, scalars(leaves.input_scale if with_input else None, WHY_INPUT))
 
 
-def _header(reader: Reader, name: str, dtypes: tuple[str, ...], dimensions: int, shape: tuple[int, ...] | None = None,
+def check_header(reader: Reader, name: str, dtypes: tuple[str, ...], dimensions: int, shape: tuple[int, ...] | None = None,
             beside: str = "") -> tuple[int, ...]:
     """The shape of a tensor, after checking its dtype and shape; `beside` is the tensor that demands `shape`."""
     dtype, got = reader.header(name)
@@ -196,10 +196,15 @@ def _header(reader: Reader, name: str, dtypes: tuple[str, ...], dimensions: int,
     return got
 
 
-def _check_scales(scales: Tensor, fmt: BlockFormat, first: int, name: Callable[[int], str]) -> None:
-    """Raise where a block scale [E, rows, blocks] is NaN, or below zero (E4M3; its byte 0x80 is -0, which is zero).
+def _expert(first: int, name: Callable[[int], str]) -> Callable[[int], str]:
+    """For messages: which tensor and expert is the e-th of those read, whose first is expert `first`; `name` gives an expert's tensor."""
+    return lambda e: f"{name(first + e)}, expert {first + e}"
 
-    `first` is the global index of the first expert, `name` gives an expert's tensor.
+
+def check_scales(scales: Tensor, fmt: BlockFormat, place: Callable[[int], str], those: str) -> None:
+    """Raise where a block scale [E or parts, rows, blocks] is NaN, or below zero (E4M3; its byte 0x80 is -0, which is zero).
+
+    `place` says which tensor the e-th is, `those` what they are; both are for messages.
     """
     nan, expected, found = ((scales & 0x7F) == 0x7F, "E4M3 scales that are numbers", "NaN (byte 0x7F or 0xFF)") if fmt.outer else \
         (scales == 0xFF, "E8M0 scales below 0xFF", "NaN (byte 0xFF)")
@@ -210,5 +215,5 @@ def _check_scales(scales: Tensor, fmt: BlockFormat, first: int, name: Callable[[
         where = wrong.nonzero()
         if len(where):
             e, row, column = where[0].tolist()
-            raise MxdebugError(f"tensor {name(first + e)}, expert {first + e}, row {row}, block {column}", expected,
-                               f"{len(where)} {found} in {len(where[:, :2].unique(dim=0))} rows of {len(scales)} experts", reason)
+            raise MxdebugError(f"tensor {place(e)}, row {row}, block {column}", expected,
+                               f"{len(where)} {found} in {len(where[:, :2].unique(dim=0))} rows of {len(scales)} {those}", reason)
