@@ -15,15 +15,7 @@ from ..reference import Activation, MoELayer, Parallel, Roundings, Trace
 from . import moe
 from .operand import Arguments, Operand
 from .seen import Seen
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What a contract was checked against: who ran, which version, what was compared."""
-
-    how: str
-    versions: str
-    result: str
+from .verified import Verified
 
 
 @dataclass(frozen=True)
