@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from .calls import dump_recipe
 from .contracts import CONTRACTS, Contract, cutlass
 from .recipes import RECIPES
+from .recipes.w4a16.capability import capability
 
 
 def installed(package: str) -> str | None:
@@ -51,6 +52,22 @@ def runs_here(contract: Contract) -> tuple[bool, str]:
     return True, "compiled kernels come from flashinfer-jit-cache"
 
 
+def w4a16() -> list[str]:
+    """The section on NVFP4 W4A16 linear layers: does FlashInfer's kernel run here, what does vLLM take, and what stands in for it."""
+    ok, why = capability()
+    found = gpu()
+    sm = found[1] if found else None
+    lines = ["", "NVFP4 W4A16 linear (what vLLM takes: mxdebug select-linear)", "  nvfp4_w4a16/flashinfer_cutedsl",
+             f"    kernel               {'runs here' if ok else 'does not run here'}: {why}"]
+    if ok:
+        takes = "takes it by itself" if sm in (100, 103) else "takes Marlin; this one with --linear-backend flashinfer_cutedsl"
+        return [*lines, f"    vLLM                 {takes}"]
+    instead = "vLLM takes Humming where it is installed, else Marlin (0.30: Marlin)" if sm == 90 else "vLLM takes Marlin (SM75 and newer)"
+    stands_in = ("mxdebug's own Triton kernel runs on this GPU, and the CPU emulation" if sm is not None and sm >= 80
+                 else "mxdebug's CPU emulation; its own Triton kernel needs SM80 or newer")
+    return [*lines, f"    instead              {instead}", f"    stands in for it     {stands_in}"]
+
+
 def report() -> str:
     """The whole report as text."""
     import torch
@@ -69,4 +86,4 @@ def report() -> str:
         lines += [f"  {c.path}", f"    kernel               {'runs here' if ok else 'does not run here'}: {why}"]
         lines += [f"    verified             {v.how}, {v.versions}:\n                           {v.result}" for v in c.verified]
         lines += [f"    to make vLLM take it {r.forced_by}  [{r.checkpoint}]" for r in RECIPES if r.path == c.path]
-    return "\n".join(lines)
+    return "\n".join(lines + w4a16())
