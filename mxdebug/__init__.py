@@ -13,10 +13,10 @@ from __future__ import annotations
 from .errors import MxdebugError
 
 __version__ = "0.1.0"
-__all__ = ["MxdebugError", "__version__", "capture", "diagnose", "load_call", "open_checkpoint"]
+__all__ = ["MxdebugError", "__version__", "capture", "diagnose", "diagnose_run", "load_call", "open_checkpoint", "save_run"]
 
-_LAZY = {"diagnose": ("diagnosis", "diagnose"), "open_checkpoint": ("checkpoints", "open_checkpoint"),
-         "load_call": ("calls", "load"), "capture": ("calls", "capture")}
+_LAZY = {"diagnose": ("diagnosis", "diagnose"), "diagnose_run": ("diagnosis", "diagnose_run"), "open_checkpoint": ("checkpoints", "open_checkpoint"),
+         "load_call": ("calls", "load"), "capture": ("calls", "capture"), "save_run": ("diagnosis.linear_run", "save_run")}
 
 
 def __getattr__(name: str) -> object:
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> object:
         import importlib
 
         module, attribute = _LAZY[name]
-        if name == "diagnose":
+        if name.startswith("diagnose"):
             importlib.import_module(".views", __name__)  # registers how a diagnosis looks in a notebook
         return getattr(importlib.import_module(f".{module}", __name__), attribute)
     raise AttributeError(f"module 'mxdebug' has no attribute {name!r}")

@@ -47,11 +47,15 @@ def main() -> None:
 @click.option("--layer", type=int, help="Layer of the checkpoint; without it the layer is found by the weights' rows.")
 @click.option("--call", "wanted", help="Only the call of this number, or whose folder's name contains this text.")
 @click.option("--engine", default="vllm", show_default=True, help="Whose recipe the operands should follow.")
+@click.option("--module", help="For a linear kernel: the layer's name, such as model.layers.0.self_attn.qkv_proj; without it, it is found by the weights' rows.")
 @click.option("--tp", type=(int, int), metavar="SIZE RANK", help="Tensor-parallel position, for kernels that are not told (TRT-LLM, CuTe-DSL).")
 @click.option("--sent", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A .safetensors file with what each rank's tokens were before quantisation, one tensor [rows, H] a rank, named in rank order.")
-def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str | None, engine: str, tp: tuple[int, int] | None, sent: Path | None) -> None:
+def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str | None, engine: str, module: str | None, tp: tuple[int, int] | None,
+             sent: Path | None) -> None:
     """Say what is wrong with the calls in DUMP, a folder that FlashInfer wrote (FLASHINFER_LOGLEVEL=10).
+
+    Or with one run of a converted linear layer: DUMP is then a .safetensors file that mxdebug.save_run wrote.
 
     Exit code: 0 every call is right, 1 something is wrong or undecided, 2 the input cannot be read.
     """
@@ -59,6 +63,8 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     from .diagnosis import diagnose as run
     from .reference import Parallel
 
+    if dump.suffix == ".safetensors" and dump.is_file():
+        sys.exit(_diagnose_file(dump, checkpoint, module, layer, tp, engine))
     recordings, opened = _choose(scan(dump), wanted), None
     if checkpoint is not None:
         from .checkpoints import open_checkpoint
@@ -68,7 +74,7 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     worst, verdicts = 0, {}
     for r in recordings:
         try:
-            d = run(r.load(), opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent))
+            d = run(r.load(), opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent), module=module)
         except MxdebugError as error:
             if len(recordings) == 1:
                 raise
@@ -86,6 +92,23 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     if len(recordings) > 1:
         click.echo(f"{len(recordings)} calls: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))
     sys.exit(worst)
+
+
+def _diagnose_file(file: Path, checkpoint: Path | None, module: str | None, layer: int | None, tp: tuple[int, int] | None, engine: str) -> int:
+    """Diagnose one run of a linear layer from a file; the exit code."""
+    from .checkpoints import open_checkpoint
+    from .diagnosis.linear import diagnose_run
+    from .diagnosis.linear_run import load_run
+    from .diagnosis.linear_locate import locate_linear
+
+    run, kernel = load_run(file)
+    if checkpoint is None:
+        raise MxdebugError("--checkpoint", "the folder of the model", "none", "a layer's run says nothing without what it should compute")
+    _threads(0)
+    arguments = kernel.arguments(run.operands, run.x)
+    d = diagnose_run(run, locate_linear(kernel, arguments, open_checkpoint(checkpoint), module=module, layer=layer, tp=tp), kernel, engine)
+    click.echo(str(d))
+    return 0 if d.ok else 1
 
 
 def _tokens(file: Path) -> list[Tensor]:
@@ -111,9 +134,9 @@ def _threads(size: int) -> None:
 
 
 def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
-    from .contracts import CONTRACTS
+    from .contracts import ALL
 
-    known = {f for c in CONTRACTS.values() for f in (c.function, *c.aliases)}
+    known = {f for c in ALL.values() for f in (c.function, *c.aliases)}
     if wanted is not None:
         chosen = [r for r in recordings if (r.sequence == int(wanted) if wanted.isdigit() else wanted in r.source.name)]
         if not chosen:
@@ -173,7 +196,7 @@ def doctor() -> None:
 @click.argument("id", required=False)
 def faults(id: str | None) -> None:
     """The catalogue of faults; with an ID, one of them whole."""
-    from .faults import FAULTS, fault
+    from .faults import FAULTS, LINEAR_FAULTS, fault
 
     if id is None:
         width = max(map(len, FAULTS))
@@ -181,7 +204,11 @@ def faults(id: str | None) -> None:
             click.echo(f"{f.id:<{width}}  {f.title}")
         return
     f = fault(id)
-    for label, text in (("fault", f"{f.id}: {f.title}"), ("strikes", ", ".join(f.strikes)), ("proved by", f.gives_away),
+    linear = LINEAR_FAULTS.get(f.id)
+    strikes = [", ".join(f.strikes)] if f.strikes != ("linear",) else []
+    if linear is not None or not strikes:
+        strikes.append("linear layers: " + (", ".join(linear.strikes) if linear is not None else "the layer's call"))
+    for label, text in (("fault", f"{f.id}: {f.title}"), ("strikes", "; ".join(strikes)), ("proved by", f.gives_away),
                         ("shows on", f.needs), ("fix", f.fix), ("reports", ", ".join(f.reports) or "none")):
         click.echo(f"{label:<10} {text}")
 
@@ -190,17 +217,18 @@ def faults(id: str | None) -> None:
 @click.argument("path", required=False)
 def contract(path: str | None) -> None:
     """What a path's kernel reads and computes, operand by operand, and how vLLM gets there. Without PATH: the paths."""
-    from .contracts import CONTRACTS
-    from .contracts import contract as find
+    from .contracts import ALL
+    from .contracts import any_contract as find
     from .recipes import RECIPES
+    from .recipes.w4a16.recipe import LINEAR_RECIPES
 
     if path is None:
-        width = max(map(len, CONTRACTS))
-        for c in CONTRACTS.values():
+        width = max(map(len, ALL))
+        for c in ALL.values():
             click.echo(f"{c.path:<{width}}  {c.function}, {' '.join(f'SM{s}' for s in c.sm)}; {'; '.join(v.how for v in c.verified)}")
         return
     click.echo(str(find(path)))
-    for r in RECIPES:
+    for r in (*RECIPES, *LINEAR_RECIPES):
         if r.path == path:
             click.echo(f"\n{r.engine} {r.version}, {r.checkpoint} checkpoints: {r.source}\n  {r.forced_by}")
 
@@ -226,6 +254,33 @@ def select(sm: int, quantisation: str, checkpoint: str, activation: str, key: st
     key = {None: "nvfp4" if quantisation == "nvfp4" else None, "none": None}.get(key, key)
     click.echo(str(run(Setup(sm, quantisation, checkpoint, activation, key, moe_backend, tp=tp, dp=dp, expert_parallel=expert_parallel,
                              swiglu_limit=swiglu_limit), version)))
+
+
+@main.command("select-linear")
+@click.option("--sm", type=int, required=True, help="Compute capability as one number: 90, 100, 121, ...")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16"]), default="bfloat16", show_default=True, help="Of the model's activations.")
+@click.option("--linear-backend", default="auto", show_default=True, help="vLLM's --linear-backend.")
+@click.option("--flashinfer", help="FlashInfer's version, or none. Without it the installed one, else 0.7.4.")
+@click.option("--humming/--no-humming", default=True, show_default=True, help="Humming is installed; it comes with vLLM for CUDA.")
+@click.option("--b12x/--no-b12x", default=False, show_default=True, help="b12x is installed.")
+@click.option("--batch-invariant", is_flag=True, help="VLLM_BATCH_INVARIANT=1.")
+@click.option("--version", default="0.33", show_default=True, help="vLLM's version: 0.33, or 53014, the rule as #53014 brought it (0.30).")
+def select_linear(sm: int, dtype: str, linear_backend: str, flashinfer: str | None, humming: bool, b12x: bool, batch_invariant: bool,
+                  version: str) -> None:
+    """Which kernel vLLM takes for an NVFP4 W4A16 linear layer (BF16 activations), why not the others, and what fails only later.
+
+    Exit code: 0 a kernel is taken, 1 vLLM refuses, or the kernel taken will fail at run time, 2 bad input.
+    """
+    from .doctor import installed
+    from .recipes.w4a16 import LinearSetup
+    from .recipes.w4a16 import select_linear as run
+
+    if flashinfer is None:
+        found = installed("flashinfer-python")
+        flashinfer = found if found is not None and found[0].isdigit() else "0.7.4"
+    got = run(LinearSetup(sm, dtype, linear_backend, None if flashinfer == "none" else flashinfer, humming, b12x, batch_invariant), version)
+    click.echo(str(got))
+    sys.exit(0 if got.runs else 1)
 
 
 @main.command()

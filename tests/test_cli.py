@@ -103,7 +103,7 @@ def test_demo_is_quick_from_a_cold_process() -> None:
 
 def test_contract_lists_paths_and_prints_one() -> None:
     run = CliRunner().invoke(main, ["contract"])
-    assert run.exit_code == 0 and len(run.output.splitlines()) == 7 and "nvfp4/FLASHINFER_CUTEDSL" in run.output
+    assert run.exit_code == 0 and len(run.output.splitlines()) == 9 and "nvfp4/FLASHINFER_CUTEDSL" in run.output
     one = CliRunner().invoke(main, ["contract", "nvfp4/FLASHINFER_TRTLLM"])
     assert one.exit_code == 0 and "TRT-LLM shuffle in 32" in one.output and "ModelOpt NVFP4" in one.output and "not run" in one.output
     wrong = CliRunner().invoke(main, ["contract", "nvfp4/TRTLLM"])

@@ -23,6 +23,7 @@ from mxdebug.faults import (CALL_FAULTS, CHECKPOINT_FAULTS, FAULTS, INPUT_FAULTS
                             SCALAR_FAULTS, SCALARS, X_FAULTS,
                             Fault, KernelChange, Situation, fault)
 from mxdebug.metrics import compare
+from mxdebug.faults.linear_faults import NEW_FAULTS
 from mxdebug.recipes import RECIPES
 from mxdebug.reference import Parallel
 
@@ -35,8 +36,8 @@ BRIEF = ("minimax", "gptoss-192-tp1")  # all together
 
 def test_catalogue() -> None:
     assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *X_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS,
-                                              *KERNEL_FAULTS)]
-    groups = (OPERAND_FAULTS, SCALAR_FAULTS, CHECKPOINT_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, X_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS)
+                                              *KERNEL_FAULTS, *NEW_FAULTS)]
+    groups = (OPERAND_FAULTS, SCALAR_FAULTS, CHECKPOINT_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, X_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS, NEW_FAULTS)
     assert len(FAULTS) == sum(map(len, groups))  # no id twice
     assert len({f.title for f in FAULTS.values()}) == len(FAULTS)
     assert fault("scales-128x4") is FAULTS["scales-128x4"]
@@ -48,7 +49,7 @@ def test_catalogue() -> None:
 def test_record_is_complete(id: str) -> None:
     f = FAULTS[id]
     assert f.title and f.gives_away and f.needs and f.fix and f.strikes
-    assert set(f.strikes) <= set(OPERANDS) or set(f.strikes) <= set(SCALARS) or f.strikes in (("call",), ("kernel",))
+    assert set(f.strikes) <= set(OPERANDS) or set(f.strikes) <= set(SCALARS) or f.strikes in (("call",), ("kernel",), ("linear",))
     assert all(len(text) < 160 and "\n" not in text for text in (f.title, f.gives_away, f.needs))
     assert all("#" in r for r in f.reports)
     assert (f.change is not None) == (f in KERNEL_FAULTS)

@@ -2,6 +2,7 @@
 
 from .diagnose import diagnose
 from .finding import CONSISTENT, PROVED, SUSPECTED, Diagnosis, Finding, render
+from .linear import diagnose_run
 from .recover import Recovered, Source, recover
 
-__all__ = ["CONSISTENT", "PROVED", "SUSPECTED", "Diagnosis", "Finding", "Recovered", "Source", "diagnose", "recover", "render"]
+__all__ = ["CONSISTENT", "PROVED", "SUSPECTED", "Diagnosis", "Finding", "Recovered", "Source", "diagnose", "diagnose_run", "recover", "render"]

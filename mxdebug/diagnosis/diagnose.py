@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..calls import Call, load
-from ..checkpoints import Checkpoint, CheckpointLayer, open_checkpoint
-from ..contracts import Contract, Seen, find
+from ..checkpoints import Checkpoint, CheckpointLayer, CheckpointLinear, open_checkpoint
+from ..contracts import Contract, LinearContract, Seen, find, find_linear
 from ..contracts.activation import read_activation
 from ..errors import MxdebugError
 from ..exchange import ScaleFinding
@@ -25,21 +25,24 @@ from . import activations, operands, outputs, parameters
 from . import scalars as global_scales
 from .finding import CRASHED, PENDING, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
 from .given import Given
+from .linear import diagnose_linear
+from .linear_locate import locate_linear
 from .locate import locate, tensor_parallel
 from .recover import Source
 
 TOKENS = 64  # at most this many tokens are emulated
 
 
-def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | str | Path | None = None, *, layer: int | None = None,
-             engine: str = "vllm", tp: Parallel | tuple[int, int] | None = None, sent: Sequence[Tensor] | None = None) -> Diagnosis:
+def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None = None, *, layer: int | None = None,
+             engine: str = "vllm", tp: Parallel | tuple[int, int] | None = None, sent: Sequence[Tensor] | None = None, module: str | None = None) -> Diagnosis:
     """Say what is wrong with one recorded call, how sure that is, where, and what to change; or that the call is right.
 
     call        a Call, or the folder of a FlashInfer dump that holds exactly one
-    checkpoint  what the layer should compute; without it only the kernel can be checked against its contract
+    checkpoint  what the layer should compute (a CheckpointLinear for a call of a linear kernel); without it only the kernel can be checked against its contract
     layer       which layer of the checkpoint; None: found by the rows of the weights (`locate`)
     engine      whose recipe to expect
     tp          the tensor-parallel position (size, rank), for kernels that are not told (TRT-LLM, CuTe-DSL) where the bytes do not show it
+    module      for a call of a linear kernel: the layer's name, such as model.layers.0.self_attn.qkv_proj; None: found by the rows of the weight
     sent        what each rank's tokens were before they were quantised, [rows, H] in rank order: it decides in which order scales lie
     Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other.
     """
@@ -49,6 +52,9 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         return Diagnosis(PENDING, "FlashInfer recorded this call inside a CUDA graph and never wrote its tensors; that is no crash. Call "
                          "flashinfer.api_logging.flush_graph_dumps() after a replay, let the process end normally, or run the engine in eager mode",
                          (), facts, None, None, None, ("metadata only",), ("everything else: there are no tensors",))
+    if (kernel := find_linear(call.function, call.arguments)) is not None:
+        position = (tp.tp_size, tp.tp_rank) if isinstance(tp, Parallel) else tp
+        return diagnose_linear(call, kernel, _chosen_linear(call, kernel, checkpoint, module, layer, position), facts, engine)
     contract = find(call.function, call.arguments)
     facts = (*facts, ("path", f"{contract.path}, {_verified(contract)}"))
     scales, unfit = _order_of_scales(call, contract, sent, checkpoint, layer)
@@ -79,6 +85,16 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         if found != layer:
             return replace(d, open=(f"layer {found} of this checkpoint holds the rows of this call's weights: try --layer {found}", *d.open))
     return d
+
+
+def _chosen_linear(call: Call, kernel: LinearContract, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None, module: str | None,
+                   layer: int | None, tp: tuple[int, int] | None) -> CheckpointLinear | None:
+    if checkpoint is None or isinstance(checkpoint, CheckpointLinear):
+        return checkpoint
+    if isinstance(checkpoint, CheckpointLayer):
+        raise MxdebugError("checkpoint", "a linear layer", "a mixture of experts", f"{call.function} is a linear kernel")
+    opened = open_checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
+    return locate_linear(kernel, call.arguments, opened, module=module, layer=layer, tp=tp)
 
 
 def _order_of_scales(call: Call, contract: Contract, sent: Sequence[Tensor] | None, checkpoint: Checkpoint | CheckpointLayer | str | Path | None,

@@ -22,6 +22,8 @@ def locate(call: Call, checkpoint: Checkpoint) -> int:
     """
     if len(checkpoint.layers) == 1:
         return checkpoint.layers[0]
+    if not checkpoint.layers:
+        raise MxdebugError("checkpoint", f"one with experts, since {call.function} is a MoE kernel", f"{checkpoint.path}, which has linear layers only", "the model folder of another call")
     contract = find(call.function, call.arguments)
     passed = contract.operand("w13").get(call.arguments)
     if passed is None or passed.dim() != 3:

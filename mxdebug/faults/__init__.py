@@ -7,10 +7,12 @@ import difflib
 from ..errors import MxdebugError
 from .call_faults import CALL_FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OUTPUT_FAULTS, PARAMETER_FAULTS, X_FAULTS
 from .fault import OPERANDS, SCALARS, Fault, KernelChange, Situation
+from .linear_faults import LINEAR_FAULTS, NEW_FAULTS, LinearFault, linear_fault
+from .linear_situation import LinearRun, LinearSituation
 from .operand_faults import OPERAND_FAULTS
 from .scalar_faults import CHECKPOINT_FAULTS, SCALAR_FAULTS, ScalarFault
 
-FAULTS: dict[str, Fault] = {f.id: f for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *X_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS, *KERNEL_FAULTS)}
+FAULTS: dict[str, Fault] = {f.id: f for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *X_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS, *KERNEL_FAULTS, *NEW_FAULTS)}
 
 
 def fault(id: str) -> Fault:
@@ -21,4 +23,4 @@ def fault(id: str) -> Fault:
     return FAULTS[id]
 
 
-__all__ = ["X_FAULTS", "CALL_FAULTS", "CHECKPOINT_FAULTS", "SCALARS", "SCALAR_FAULTS", "ScalarFault", "FAULTS", "INPUT_FAULTS", "KERNEL_FAULTS", "OPERANDS", "OPERAND_FAULTS", "OUTPUT_FAULTS", "PARAMETER_FAULTS", "Fault", "KernelChange", "Situation", "fault"]
+__all__ = ["X_FAULTS", "CALL_FAULTS", "CHECKPOINT_FAULTS", "SCALARS", "SCALAR_FAULTS", "ScalarFault", "FAULTS", "INPUT_FAULTS", "KERNEL_FAULTS", "LINEAR_FAULTS", "LinearFault", "LinearRun", "LinearSituation", "linear_fault", "OPERANDS", "OPERAND_FAULTS", "OUTPUT_FAULTS", "PARAMETER_FAULTS", "Fault", "KernelChange", "Situation", "fault"]

@@ -1,0 +1,129 @@
+"""Evidence from what a linear layer wrote: does it follow from what was passed, and if not, what was done with it?"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..contracts import LinearContract, LinearSeen
+from ..contracts.cutedsl_w4a16 import FP16_LARGEST
+from ..faults import FAULTS, LinearRun
+from ..metrics import compare
+from ..recipes.w4a16.plan import LinearPlan
+from .finding import CONSISTENT, PROVED, Finding
+
+
+def linear_floor(k: int) -> float:
+    """The relative L2 distance that rounding can make between a W4A16 kernel and its emulation.
+
+    Weights are exact in 16 bits, so are products in float32; sums of K differ by at most K * 2^-24 with the order of additions. One result is
+    stored, in bf16 with steps of 2^-8: it flips to its neighbour with probability K * 2^-24 / 2^-8 and is off by 2^-8 then, sqrt(K * 2^-32) in all.
+    K 384: 3.0e-4; K 2880: 8.2e-4.
+    """
+    return math.sqrt(k * 2.0**-32)
+
+
+def follows(got: Tensor, want: Tensor, k: int) -> bool:
+    """Whether an output is the emulated one, token by token, up to `linear_floor` and one step (2^-7) of its largest number."""
+    if got.shape != want.shape or not compare(got, want).masks_equal:
+        return False
+    a, b = (t.double().nan_to_num(0.0, 0.0, 0.0).reshape(-1, t.shape[-1]) for t in (got, want))
+    return not b.numel() or bool(((a - b).norm(dim=1) <= linear_floor(k) * b.norm(dim=1) + 2.0**-7 * b.abs().amax(dim=1)).all())
+
+
+def expected(seen: LinearSeen, output: Tensor | None) -> Tensor:
+    """The emulated output; for one token on SM12x the one of the GEMV (no conversion to fp16) or of the MMA kernel, whichever the recorded output is."""
+    plain = seen.emulate()
+    if output is None or seen.products == torch.float16 or output.shape != plain.shape or follows(output, plain, seen.weight.columns):
+        return plain
+    other = replace(seen, products=torch.float16).emulate()
+    return other if seen.x.shape[0] == 1 and follows(output, other, seen.weight.columns) else plain
+
+
+def examine_kernel(seen: LinearSeen, output: Tensor, arguments: Mapping[str, object]) -> tuple[bool, list[Finding]]:
+    """(whether the kernel's output follows from what was passed, what explains it where it does not)."""
+    want, k = expected(seen, output), seen.weight.columns
+    if follows(output, want, k):
+        return True, []
+    given = arguments.get("out")
+    if isinstance(given, Tensor) and given.shape == output.shape and compare(output, given).bit_identical:
+        return False, [Finding(FAULTS["output-unwritten"], PROVED, "all tokens", "the output equals, bit for bit, the memory that the call was given to write into")]
+    if not output.any():
+        return False, [Finding(FAULTS["output-unwritten"], CONSISTENT, "all tokens", "every element of the output is zero; the operands do not give zeros")]
+    return False, []
+
+
+def examine_activations(contract: LinearContract, x: Tensor, products: torch.dtype) -> list[Finding]:
+    """What the activations say by themselves: NaN or inf, and numbers that become inf where the kernel multiplies in fp16."""
+    out, o = [], contract.operand("x")
+    bad = ~torch.isfinite(x).all(1)
+    if bad.any():
+        out.append(Finding(FAULTS["input-not-finite"], PROVED, o.argument, f"NaN or inf in {int(bad.sum())} of {len(bad)} tokens, the first is token {int(bad.nonzero()[0])}"))
+    if products == torch.float16 and x.dtype == torch.bfloat16:
+        large = torch.isfinite(x) & (x.abs().float() > FP16_LARGEST)
+        if large.any():
+            token, column = large.nonzero()[0].tolist()
+            out.append(Finding(FAULTS["activations-beyond-fp16"], PROVED, o.argument, f"{int(large.sum())} of {x.numel()} activations are beyond {FP16_LARGEST:.0f}, the first is "
+                               f"{x[token, column].item():g} in token {token}, column {column}"))
+    return out
+
+
+def examine_refused(contract: LinearContract, plan: LinearPlan, x: Tensor) -> list[Finding]:
+    """Why the kernel refuses activations: their dtype, or the number of columns that they were padded to."""
+    out, o, width = [], contract.operand("x"), x.shape[-1]
+    if x.dtype == torch.float16:
+        out.append(Finding(FAULTS["activations-fp16"], PROVED, o.argument, f"{x.dtype} {list(x.shape)}"))
+    want, bytes_ = plan.padded[1], plan.weights_padding_bytes
+    if width != want and width == plan.k + bytes_:
+        out.append(Finding(FAULTS["x-padded-by-bytes"], PROVED, o.argument, f"{width} columns: {plan.k} and {bytes_}, the weight's padding in bytes; the kernel reads {want}"))
+    elif width != want and width == plan.k:
+        out.append(Finding(FAULTS["x-not-padded"], PROVED, o.argument, f"{width} columns, the layer's own; the kernel reads {want}"))
+    return out
+
+
+_WIDTH = re.compile(r"a\.shape\[1\]=(\d+) but .*?(?:encodes K=| is )(\d+)")
+_SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+
+
+def examine_run(contract: LinearContract, run: LinearRun, plan: LinearPlan, kernel: Tensor | None, bias: Tensor | None) -> tuple[bool, list[Finding], str]:
+    """(whether what the layer handed on follows, findings, what is open). kernel: the emulated output of the kernel, [M, N padded]."""
+    n, padded = plan.n, plan.padded[0]
+    if run.output is None:
+        sizes = _SIZES.search(run.error)
+        if sizes and n != padded and {int(s) for s in sizes.groups()} == {n, padded}:
+            return False, [Finding(FAULTS["bias-before-slice"], PROVED, "output", f"the layer raised: {run.error.splitlines()[0][:160]}; {padded} is N with its padding, {n} without")], ""
+        width = _WIDTH.search(run.error)
+        if width and int(width[2]) == plan.padded[1]:
+            return False, examine_refused(contract, plan, torch.empty(0, int(width[1]), dtype=torch.bfloat16)), ""
+        return False, [], f"the layer raised: {run.error.splitlines()[0][:200]}" if run.error else "the layer handed on nothing"
+    if kernel is None:
+        return False, [], "the kernel refuses these arguments, so an output cannot come from them"
+    shape = tuple(run.x.shape[:-1])
+
+    def same(width: int, with_bias: Tensor | None) -> bool:
+        want = kernel[:, :width] if with_bias is None else kernel[:, :width] + with_bias
+        return follows(run.output.reshape(-1, run.output.shape[-1])[:, :width], want, plan.padded[1])
+
+    width = run.output.shape[-1]
+    if width == padded != n:
+        held = next((what for what, b in (("with bias", bias), ("without bias", None)) if same(n, b)), None)
+        if held is not None:
+            return True, [Finding(FAULTS["output-not-sliced"], PROVED, "output", f"shape {list(run.output.shape)}, {width} columns of which the first {n} are the layer's ({held})")], ""
+        return False, [Finding(FAULTS["output-not-sliced"], PROVED, "output", f"shape {list(run.output.shape)} where N is {n}")], ""
+    if tuple(run.output.shape) != (*shape, n):
+        return False, [], f"the output has shape {list(run.output.shape)}, the layer's is {[*shape, n]}"
+    if same(n, bias):
+        return True, [], ""
+    if bias is not None and same(n, None):
+        return True, [Finding(FAULTS["bias-missing"], PROVED, "output", f"the output is the kernel's without the bias, whose norm is {bias.float().norm():.3f}",
+                              advice="add the layer's bias to the output after it was cut to N")], ""
+    alone = torch.zeros_like(run.output) if bias is None else bias.to(run.output.dtype).expand_as(run.output)
+    if torch.equal(run.output, alone):
+        return False, [Finding(FAULTS["output-unwritten"], CONSISTENT, "output", "the output is the bias alone: the kernel's own part is zero" if bias is not None
+                               else "every element of the output is zero; the operands do not give zeros")], ""
+    return False, [], ""
