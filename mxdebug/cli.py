@@ -286,12 +286,13 @@ def select_linear(sm: int, dtype: str, linear_backend: str, flashinfer: str | No
 @main.command()
 @click.argument("text")
 def symptom(text: str) -> None:
-    """What an engine's error message, or a line of its log, says about the layer's activation. TEXT: the message, or a part of it."""
-    from .recipes.swiglu import SYMPTOMS
-    from .recipes.swiglu import symptom as run
+    """What an engine's error message, or a line of its log, means: about SwiGLU's parameters, or NVFP4 W4A16 linear layers. TEXT: the message, or a part of it."""
+    from .recipes import swiglu
+    from .recipes.w4a16 import symptoms as linear
 
-    found = run(text)
-    click.echo(found or f"not known. Known are {len(SYMPTOMS)} messages about SwiGLU's parameters; for wrong output without a message: mxdebug doctor")
+    found = swiglu.symptom(text) or linear.symptom(text)
+    click.echo(found or f"not known. Known are {len(swiglu.SYMPTOMS)} messages about SwiGLU's parameters and {len(linear.SYMPTOMS)} about NVFP4 W4A16 linear layers; "
+               "for wrong output without a message: mxdebug doctor")
     sys.exit(0 if found else 1)
 
 

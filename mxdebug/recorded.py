@@ -12,6 +12,7 @@ from pathlib import Path
 from .errors import MxdebugError
 
 ROOT = Path(str(resources.files("mxdebug"))) / "data"
+W4A16 = ROOT / "checkpoints" / "nvfp4-w4a16-tiny"  # linear layers, written by compressed-tensors; no call was recorded with them
 
 
 @dataclass(frozen=True)

@@ -786,7 +786,7 @@ def test_capture_of_unknown_name_patches_nothing(fake: types.SimpleNamespace, na
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [
-    ((), ("cutlass_fused_moe,trtllm_fp4_block_scale_moe,trtllm_fp4_block_scale_routed_moe,cute_dsl_fused_moe_nvfp4", "{cwd}/flashinfer_dumps")),
+    ((), ("cutlass_fused_moe,trtllm_fp4_block_scale_moe,trtllm_fp4_block_scale_routed_moe,cute_dsl_fused_moe_nvfp4,mm_bf16_fp4", "{cwd}/flashinfer_dumps")),
     (("*moe*,mm_fp4", "/tmp/my dumps; rm -rf $HOME"), ("*moe*,mm_fp4", "/tmp/my dumps; rm -rf $HOME")),
     (("a'b", "sub/d'"), ("a'b", "{cwd}/sub/d'"))])
 def test_dump_recipe(tmp_path: Path, arguments: tuple[str, ...], expected: tuple[str, str]) -> None:

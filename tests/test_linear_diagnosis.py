@@ -458,3 +458,24 @@ def test_dumps_and_runs_from_a_terminal(model: Path, path: str, tmp_path: Path) 
     assert CliRunner().invoke(main, ["diagnose", str(file)]).exit_code == 2
     out = CliRunner().invoke(main, ["contract", path])
     assert out.exit_code == 0 and path in out.output and "flashinfer_cutedsl" in out.output
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_flashinfers_own_function_is_captured(path: str) -> None:
+    """On a machine without Blackwell the call raises: a crash dump, whose arguments are right or not all the same, strides kept."""
+    flashinfer = pytest.importorskip("flashinfer")
+    from mxdebug.calls import capture
+
+    if torch.cuda.is_available():
+        pytest.skip("what FlashInfer says without a GPU")
+    s = situation(path)
+    for id in ("none", "scales-view-contiguous", "global-missing"):
+        try:
+            broken = s if id == "none" else LINEAR_FAULTS[id].inject(s)
+        except MxdebugError:
+            continue
+        with capture("mm_bf16_fp4") as calls, pytest.raises(Exception):  # noqa: B017 - whatever FlashInfer raises here
+            flashinfer.gemm.mm_bf16_fp4(**broken.arguments())
+        assert [c.status for c in calls] == ["crashed"]
+        d = diagnose(calls[0], chosen(s))
+        assert d.verdict == "crash dump" and ids(d) == (set() if id == "none" else {id}), str(d)

@@ -43,3 +43,21 @@ def test_sample_output_is_what_the_demo_prints() -> None:
 def test_pictures_exist() -> None:
     for picture in re.findall(r"\]\((docs/[^)]+)\)", README):
         assert (Path(__file__).parent.parent / picture).is_file(), picture
+
+
+def test_linear_setups_are_those_that_were_compared() -> None:
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parent / "data"))
+    from make_vllm_select_linear import setups
+
+    assert f"{2 * sum(1 for _ in setups()):,} setups" in README  # two versions
+
+
+def test_every_command_and_path_is_there() -> None:
+    from mxdebug.contracts import ALL
+
+    for path in ALL:
+        assert path.rpartition("/")[2] in README or path.rpartition("_")[2] in README, path
+    for command in re.findall(r"`mxdebug ([a-z-]+)", README):
+        assert command in main.commands, command

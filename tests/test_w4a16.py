@@ -333,3 +333,39 @@ def test_forward_is_what_the_checkpoint_means_up_to_rounding() -> None:
 def test_scales_of_the_made_layers_reach_below_what_marlin_keeps() -> None:
     values = E4M3_SCALE.decode(made_linear(128, 384).scales)
     assert 0 < values.min() < 2.0**-6 and values.max() > 1
+
+
+# -- what engines say -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "fault"), [
+    ("ValueError: FlashInfer CuTe-DSL W4A16 requires BF16 input, got torch.float16", "activations-fp16"),
+    ("ValueError: b12x NVFP4 W4A16 requires BF16 input, got torch.float16", "activations-fp16"),
+    ("ValueError: a.shape[1]=368 but b.shape=(256, 192) encodes K=384", "x-padded-by-bytes"),
+    ("ValueError: a.shape[1]=352 but k inferred from prepared b.shape=(24, 512) is 384", "x-not-padded"),
+    ("ValueError: b_descale has 2816 bytes but the 128x4-swizzled layout for N=256, K_sf=24 requires at least 6144", "group-32-as-16"),
+    ("ValueError: cute-dsl bf16 x fp4 on SM100 expects the torch.uint8 weight returned by prepare_bf16_fp4_weights(..., backend='cute-dsl'); got torch.int32.",
+     "state dict"),
+    ("In NVFP4 linear, the global weight scale differs across parallel layers (e.g. q_proj, k_proj, v_proj). This will likely reduce accuracy.",
+     "global-shared-by-parts"),
+    ("In NVFP4 linear, the weight global scale is different for parallel layers (e.g. q_proj, k_proj, v_proj).", "global-shared-by-parts"),
+    ("ValueError: CutlassNvFp4LinearKernel does not support W4A16", "BATCH_INVARIANT"),
+    ("RuntimeError: The size of tensor a (256) must match the size of tensor b (200) at non-singleton dimension 1", "bias-before-slice"),
+])
+def test_symptoms(text: str, fault: str) -> None:
+    from click.testing import CliRunner
+
+    from mxdebug.cli import main
+
+    out = CliRunner().invoke(main, ["symptom", text])
+    assert out.exit_code == 0 and fault in out.output, out.output
+
+
+def test_symptoms_are_what_flashinfer_says() -> None:
+    """Its own refusals on a CPU, word for word."""
+    gemm = pytest.importorskip("flashinfer.gemm.gemm_bf16_fp4")
+    from mxdebug.recipes.w4a16.symptoms import symptom
+
+    with pytest.raises(ValueError, match="b_descale has") as error:
+        gemm.prepare_bf16_fp4_weights(torch.zeros(256, 192, dtype=torch.uint8), torch.zeros(200, 22, dtype=torch.uint8), None, backend="cute-dsl")
+    assert "group-32-as-16" in symptom(str(error.value))

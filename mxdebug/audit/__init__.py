@@ -5,6 +5,7 @@ from __future__ import annotations
 from .engines import EngineAudit, audit_vllm, report
 from .judge import Audit, Converter, Verdict, assert_keeps_contract, audit
 from .layers import loaded, made_layer
+from .linear import assert_linear_keeps_contract, audit_linear, loaded_linear
 from .standins import replaced
 
 __all__ = [
@@ -13,9 +14,12 @@ __all__ = [
     "EngineAudit",
     "Verdict",
     "assert_keeps_contract",
+    "assert_linear_keeps_contract",
     "audit",
+    "audit_linear",
     "audit_vllm",
     "loaded",
+    "loaded_linear",
     "made_layer",
     "replaced",
     "report",

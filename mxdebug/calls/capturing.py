@@ -25,6 +25,7 @@ from .values import snapshot, tensors_in
 _MODULES = ("flashinfer.fused_moe", "flashinfer")
 # The kernels of vLLM's FlashInfer MoE paths. cute_dsl_fused_moe_nvfp4 calls cute_dsl_fused_moe, which is left out: one call is one call.
 MOE = ("cutlass_fused_moe", "trtllm_fp4_block_scale_moe", "trtllm_fp4_block_scale_routed_moe", "cute_dsl_fused_moe_nvfp4")
+KERNELS = (*MOE, "mm_bf16_fp4")  # and of its W4A16 linear path
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def capture(*functions: str) -> Iterator[list[Call]]:
     """Record the calls that this process makes to FlashInfer functions while the block runs; yields the list that they are added to.
 
     functions   names as in `flashinfer.fused_moe` or `flashinfer`, or with their module ("flashinfer.gemm.mm_fp4");
-                the MoE kernels of `MOE` that this FlashInfer has if none are given. MxdebugError, before anything is patched, for a name that does not exist.
+                those of `KERNELS` that this FlashInfer has if none are given. MxdebugError, before anything is patched, for a name that does not exist.
 
     Inputs are copied to the CPU before the call (the kernel writes into `output`), outputs after it. A call that raises, or whose
     outputs cannot be copied because the kernel failed, is recorded as "crashed" and raises on. A call inside a CUDA graph capture
@@ -42,7 +43,7 @@ def capture(*functions: str) -> Iterator[list[Call]]:
     (closures, partials, caches, tables) are not found: enter before the engine takes such a reference, e.g. before its first forward
     pass. Other processes, such as an engine's workers, need `dump_recipe`.
     """
-    originals = [_find(name) for name in functions] or [f for f in map(_there, MOE) if f is not None]
+    originals = [_find(name) for name in functions] or [f for f in map(_there, KERNELS) if f is not None]
     calls: list[Call] = []
     recorders = [(original, _recorder(original, calls)) for original in dict.fromkeys(originals)]
     try:
@@ -129,7 +130,7 @@ def _capturing_graph() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def dump_recipe(function: str = ",".join(MOE), folder: str = "flashinfer_dumps") -> str:
+def dump_recipe(function: str = ",".join(KERNELS), folder: str = "flashinfer_dumps") -> str:
     """The shell lines that make FlashInfer write down an engine's calls, also those of its worker processes; `scan(folder)` reads them.
 
     `function` is a name or pattern (fnmatch; several with commas). A relative `folder` is taken from where the shell stands.

@@ -148,7 +148,7 @@ def _findings(contract: LinearContract, layer: LinearLayer, explained: Mapping[s
         stack = {len(explained[k].stack) for k in keys} != {1}
         together = "" if not stack else "; " + "; ".join(f"{contract.operand(k).title}: " + " + ".join(f.id for f in explained[k].stack) for k in keys)
         yield Finding(FAULTS[id], CONSISTENT if unsure else PROVED, ", ".join(contract.operand(k).title for k in keys),
-                      f"bytes equal the checkpoint's under this change{_lost(id, layer)}{together}" + ("; not under this change alone, see below" if unsure else ""), advice=_advice(id, contract))
+                      f"bytes equal the checkpoint's under this change{_lost(id, layer)}{together}" + ("; not under this change alone, see below" if unsure else ""), advice=LINEAR_FAULTS[id].advice)
 
 
 def _lost(id: str, layer: LinearLayer) -> str:
@@ -166,13 +166,6 @@ def _ambiguities(contract: LinearContract, explained: Mapping[str, Explained]) -
                    "this data cannot tell them apart")
 
 
-def _advice(id: str, contract: LinearContract) -> str:
-    """The fix in the words of this path, where the catalogue's speaks of a MoE kernel's functions."""
-    if id in ("scales-linear", "scales-twice"):
-        return "swizzle the linear scales once (vLLM swizzle_blockscale), then prepare_bf16_fp4_weights(..., backend='cute-dsl')"
-    return ""
-
-
 def examine_alpha(contract: LinearContract, plan: LinearPlan, layer: LinearLayer, arguments: Mapping[str, object], folded: bool) -> list[Finding]:
     """The global scale that is passed against the checkpoint's, and whether the joined parts have one in common.
 
@@ -188,8 +181,8 @@ def examine_alpha(contract: LinearContract, plan: LinearPlan, layer: LinearLayer
         evidence = f"alpha: passed {'none, which is 1' if passed is None else f'{got.item():.4g}'}, the checkpoint's {want.item():.4g} (ratio {(got / want).item():.4g})"
         if len(names) > 1:
             evidence += f"; {', '.join(f.id for f in names[1:])} would give the same number"
-        out.append(Finding(FAULTS[names[0].id if names else "global-other"], PROVED if len(names) < 2 else CONSISTENT, where, evidence,
-                           advice="pass weight_scale_2 (ModelOpt, a multiplier) or 1 / weight_global_scale (compressed-tensors, a divisor)"))
+        id = names[0].id if names else "global-other"
+        out.append(Finding(FAULTS[id], PROVED if len(names) < 2 else CONSISTENT, where, evidence, advice=LINEAR_FAULTS[id].advice))
     if len(layer.global_scales.unique()) > 1:
         ratio = want.item() / layer.global_scales if not folded else plan.global_scale(layer).item() / layer.global_scales
         out.append(Finding(FAULTS["global-shared-by-parts"], PROVED, "checkpoint", "the output of each part is multiplied by: "

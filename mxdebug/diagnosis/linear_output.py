@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..contracts import LinearContract, LinearSeen
 from ..contracts.cutedsl_w4a16 import FP16_LARGEST
-from ..faults import FAULTS, LinearRun
+from ..faults import FAULTS, LINEAR_FAULTS, LinearRun
 from ..metrics import compare
 from ..recipes.w4a16.plan import LinearPlan
 from .finding import CONSISTENT, PROVED, Finding
@@ -113,7 +113,7 @@ def examine_run(contract: LinearContract, run: LinearRun, plan: LinearPlan, kern
     if width == padded != n:
         held = next((what for what, b in (("with bias", bias), ("without bias", None)) if same(n, b)), None)
         if held is not None:
-            return True, [Finding(FAULTS["output-not-sliced"], PROVED, "output", f"shape {list(run.output.shape)}, {width} columns of which the first {n} are the layer's ({held})")], ""
+            return True, [Finding(FAULTS["output-not-sliced"], PROVED, "output", f"shape {list(run.output.shape)}, the first {n} of {width} columns are the layer's, {held}")], ""
         return False, [Finding(FAULTS["output-not-sliced"], PROVED, "output", f"shape {list(run.output.shape)} where N is {n}")], ""
     if tuple(run.output.shape) != (*shape, n):
         return False, [], f"the output has shape {list(run.output.shape)}, the layer's is {[*shape, n]}"
@@ -121,7 +121,7 @@ def examine_run(contract: LinearContract, run: LinearRun, plan: LinearPlan, kern
         return True, [], ""
     if bias is not None and same(n, None):
         return True, [Finding(FAULTS["bias-missing"], PROVED, "output", f"the output is the kernel's without the bias, whose norm is {bias.float().norm():.3f}",
-                              advice="add the layer's bias to the output after it was cut to N")], ""
+                              advice=LINEAR_FAULTS["bias-missing"].advice)], ""
     alone = torch.zeros_like(run.output) if bias is None else bias.to(run.output.dtype).expand_as(run.output)
     if torch.equal(run.output, alone):
         return False, [Finding(FAULTS["output-unwritten"], CONSISTENT, "output", "the output is the bias alone: the kernel's own part is zero" if bias is not None

@@ -27,6 +27,7 @@ class LinearFault:
     strikes  the operands or inputs that it changes
     slots    the plan's slots that it fills otherwise
     fits     why it cannot strike this situation, or None; layer: the checkpoint in which it strikes, where that is another one
+    kernel   what the kernel hands back instead of its output
     """
 
     id: str
@@ -37,12 +38,23 @@ class LinearFault:
     layer: Callable[[LinearLayer], LinearLayer] | None = None
     kernel: str = ""
 
+    @property
+    def advice(self) -> str:
+        """What to change: in the words of this path where the catalogue's are about a MoE kernel."""
+        return FIXES.get(self.id, "")
+
     def inject(self, s: LinearSituation) -> LinearSituation:
         """The situation with this fault. Raises MxdebugError where it cannot strike."""
         if (why := self.fits(s)) is not None:
             raise MxdebugError(f"situation for fault {self.id}", why, "none of that", "this fault cannot strike here")
         layer = s.layer if self.layer is None else self.layer(s.layer)
         return replace(s, layer=layer, kernel=self.kernel or s.kernel).edit(**self.slots)
+
+
+_SWIZZLE = "swizzle the linear scales once (vLLM swizzle_blockscale), then prepare_bf16_fp4_weights(..., backend='cute-dsl')"
+_ALPHA = "pass weight_scale_2 (ModelOpt, a multiplier) or 1 / weight_global_scale (compressed-tensors, a divisor) as alpha"
+FIXES = {"scales-linear": _SWIZZLE, "scales-twice": _SWIZZLE, "global-inverted": _ALPHA, "global-missing": _ALPHA, "global-other": _ALPHA,
+         "bias-missing": "add the layer's bias to the output after it was cut to N"}
 
 
 def coarser(layer: LinearLayer) -> LinearLayer:
