@@ -70,9 +70,11 @@ class LinearLayer:
         y = x.double() @ self.weight.dequantise(torch.float64).T
         return y if self.bias is None else y + self.bias.double()
 
-    def part(self, size: int, rank: int, axis: str) -> LinearLayer:
+    def part(self, size: int, rank: int, axis: str, kv: int | None = None) -> LinearLayer:
         """The slice of one tensor-parallel rank. axis "rows": of every part its share of rows (q, k, v; gate, up); "columns": a share of K (o, down).
 
+        kv  into how many shares the parts after the first are cut, where there are fewer key and value heads than ranks: neighbouring ranks then hold
+            the same share (vLLM QKVParallelLinear, num_kv_head_replicas); None: as many as ranks
         The bias belongs to the rows; of a layer that is cut along K rank 0 alone adds it. Raises MxdebugError where a share is not whole rows or blocks.
         """
         if not 0 <= rank < size:
@@ -82,9 +84,15 @@ class LinearLayer:
                 raise MxdebugError("K of one rank", f"{self.k} / {size} in whole blocks of {self.format.block}", "a cut inside a block")
             share = self.k // size
             return replace(self, payload=self.payload[:, rank * share // 2: (rank + 1) * share // 2].contiguous(),
-                           scales=self.scales[:, rank * share // self.format.block: (rank + 1) * share // self.format.block].contiguous(), bias=self.bias if rank == 0 else None)
-        if any(r % size for r in self.rows):
-            raise MxdebugError("rows of one rank", f"{list(self.rows)} in {size} equal shares", "a remainder", "key and value heads that are repeated on several ranks")
-        first = [sum(self.rows[:i]) for i in range(len(self.rows))]
-        mine = torch.cat([torch.arange(f + rank * r // size, f + (rank + 1) * r // size) for f, r in zip(first, self.rows)])
-        return replace(self, payload=self.payload[mine], scales=self.scales[mine], rows=tuple(r // size for r in self.rows), bias=None if self.bias is None else self.bias[mine])
+                           scales=self.scales[:, rank * share // self.format.block: (rank + 1) * share // self.format.block].contiguous(),
+                           bias=self.bias if rank == 0 else None)
+        shares = [size] + [kv or size] * (len(self.rows) - 1)
+        if any(r % n or size % n for r, n in zip(self.rows, shares)):
+            raise MxdebugError("rows of one rank", f"{list(self.rows)} in {shares} equal shares", "a remainder", "key and value heads that are repeated on several ranks")
+        mine, first = [], 0
+        for r, n in zip(self.rows, shares):
+            share, which = r // n, rank * n // size
+            mine.append(torch.arange(first + which * share, first + (which + 1) * share))
+            first += r
+        rows = torch.cat(mine)
+        return replace(self, payload=self.payload[rows], scales=self.scales[rows], rows=tuple(len(m) for m in mine), bias=None if self.bias is None else self.bias[rows])

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mxdebug import MxdebugError, open_checkpoint
 from mxdebug.contracts import ALL, LINEAR_CONTRACTS, any_contract, find_linear
-from mxdebug.contracts.cutedsl_w4a16 import PATH, by_layout
+from mxdebug.contracts.cutedsl_w4a16 import _SM_COUNTS, PATH, by_layout, gemv
 from mxdebug.diagnosis.linear_output import follows, linear_floor
 from mxdebug.formats import E4M3_SCALE, NVFP4, S0E5M3, recode_e4m3_to_s0e5m3
 from mxdebug.metrics import compare
@@ -102,7 +102,8 @@ def test_preparation_is_flashinfers(n: int, k: int) -> None:
         assert torch.equal(want[0], operands["weight"]) and torch.equal(want[1], operands["weight_scale"].view(torch.uint8))
         arguments = plan.arguments(operands, torch.randn(5, k, generator=torch.Generator().manual_seed(1)))
         reference = traces._mm_bf16_fp4_cute_dsl_reference if family == "sm12x" else traces._mm_bf16_fp4_cute_dsl_sm100_reference
-        assert follows(plan.contract.emulate(arguments), reference(*(arguments[a] for a in ("a", "b", "b_descale", "alpha"))).to(torch.bfloat16), columns)
+        assert follows(plan.contract.emulate(arguments), reference(*(arguments[a] for a in ("a", "b", "b_descale", "alpha"))).to(torch.bfloat16), columns,
+                       plan.contract.see(arguments).absolute())
 
 
 # -- laws -----------------------------------------------------------------------------------------------------------
@@ -217,15 +218,25 @@ def test_alpha_may_be_left_out_and_multiplies_the_sums() -> None:
         assert torch.equal(c.emulate({**args, "alpha": args["alpha"] * 2}), c.emulate(args) * 2)
 
 
-def test_sm12x_multiplies_in_fp16_but_for_one_token() -> None:
-    c = by_layout("sm12x")
-    for tokens, finite in ((1, True), (3, False)):
-        args = arguments("sm12x", tokens=tokens)
+def test_sm12x_multiplies_in_fp16_but_for_one_token_of_a_large_layer() -> None:
+    for n, tokens, finite in ((100, 3, False), (100, 1, False), (1024, 3, False), (1024, 1, True)):
+        k = 336 if n == 100 else 1024
+        args = arguments("sm12x", n=n, k=k, tokens=tokens)
         args["a"][0, 5] = 2.0**17
-        assert bool(torch.isfinite(c.emulate(args)[0]).all()) == finite
-        args = arguments("sm100", tokens=tokens)
+        assert bool(torch.isfinite(by_layout("sm12x").emulate(args)[0]).all()) == finite
+        args = arguments("sm100", n=n, k=k, tokens=tokens)
         args["a"][0, 5] = 2.0**17
         assert bool(torch.isfinite(by_layout("sm100").emulate(args)).all())
+
+
+def test_gemv_is_where_flashinfer_takes_it() -> None:
+    fi = pytest.importorskip("flashinfer.gemm.gemm_bf16_fp4_cute_dsl")
+    sizes = torch.randint(1, 400, (200, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    for n, k in ((256, 384), (5760, 2880), (512, 2048), *((64 * a, 64 * b) for a, b in sizes)):
+        untuned = any(fi._select_bf16_fp4_gemv_split(n, k, 12, sms) is not None for sms in _SM_COUNTS)
+        tuned = any(c[7] == "gemv" and 12 <= n // 64 * c[5] / sms <= 96 for sms in _SM_COUNTS for c in fi._bf16_fp4_cute_dsl_tactic_configs(n, k, sms))
+        assert gemv(n, k) == (untuned or tuned), (n, k)
+    assert not gemv(256, 384) and gemv(5760, 2880)
 
 
 def test_run_says_what_is_missing() -> None:

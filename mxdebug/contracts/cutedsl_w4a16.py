@@ -42,6 +42,26 @@ def run(c: LinearContract, arguments: Arguments) -> Tensor:
     return mm_bf16_fp4(a, b, sf, alpha, backend="cute-dsl")
 
 
+_SM_COUNTS = range(16, 257, 2)  # of GPUs of SM12x; a call does not say on which it ran
+
+
+def gemv(n: int, k: int) -> bool:
+    """Whether SM12x may take the GEMV for one token of a padded [N, K] weight, on some GPU, tuned or not: 12 to 96 warps a multiprocessor.
+
+    Every MMA tactic multiplies in fp16 (use_fp16_mma = 1); the GEMV in float32. FlashInfer `_select_bf16_fp4_gemv_split`, `_bf16_fp4_gemv_knee_split`,
+    `_bf16_fp4_cute_dsl_tactic_configs`.
+    """
+    warps, tiles = n // 64, k // 16
+    if n % 64 or tiles < 4:
+        return False
+    for sms in _SM_COUNTS:
+        blocks = -(-warps // 8)
+        knee = min(-(-20 * sms // warps), max(1, min(int(0.95 * sms * 6 / blocks), tiles // 4)))
+        if any(12 <= warps * split / sms <= 96 for split in (knee, *(s for s in (1, 2, 4, 8, 16, 32) if 4 * s <= tiles))):
+            return True
+    return False
+
+
 _READ = Verified("a reading of the source", "FlashInfer 0.7.4", "dtypes, layouts, arithmetic; the kernel itself needs Blackwell and was not run")
 _FI = Verified("FlashInfer's own functions on a CPU", "FlashInfer 0.7.4", "prepared bytes equal, decoded weights equal its trace reference's")
 _CONVERTER = Verified("the engine's converter", "vLLM 0.33", "operands byte-exact against golden tensors")
@@ -53,7 +73,7 @@ SM100 = LinearContract(
         Operand("weight_scale", "b_descale", "weight block scales", torch.float8_e4m3fn, "[32, 4, N/128, 4, K/64, 1]", SWIZZLE_128x4, None, E4M3_SCALE, False,
                 "one byte for 16 elements of K, swizzled; a strided view of which the kernel takes the pointer", None, MMA, (torch.uint8,)),
     ),
-    inputs=(_X, _ALPHA), multiple=(64, 64), products=lambda tokens: torch.bfloat16,
+    inputs=(_X, _ALPHA), multiple=(64, 64), products=lambda tokens, n, k: (torch.bfloat16, False),
     alignment="vLLM pads N and K to 64; block scales to 128 rows and 4 columns", verified=(_CONVERTER, _FI, _READ),
     notes=(
         "nothing checks the strides of b_descale: a view that was made contiguous, by .contiguous(), a state dict or a dump, is read in another order",
@@ -68,12 +88,11 @@ SM12X = LinearContract(
         Operand("weight_scale", "b_descale", "weight block scales", torch.uint8, "[K/16, N]", TRANSPOSED, None, S0E5M3, False,
                 "the upper bits of the fp16 that equals the E4M3 scale: exact for every scale >= 0, subnormal ones too"),
     ),
-    # Every MMA tactic multiplies in fp16 (use_fp16_mma = 1); the GEMV for one token, which is taken where it applies, in float32.
-    inputs=(_X, _ALPHA), multiple=(64, 64), products=lambda tokens: torch.bfloat16 if tokens == 1 else torch.float16,
+    inputs=(_X, _ALPHA), multiple=(64, 64), products=lambda tokens, n, k: (torch.bfloat16, True) if tokens == 1 and gemv(n, k) else (torch.float16, False),
     alignment="vLLM pads N and K to 64", verified=(_CONVERTER, _FI, _READ),
     notes=(
-        f"activations are converted to fp16 in registers: beyond {FP16_LARGEST:.0f} they become inf. One token may take the GEMV, which does not convert: "
-        "then decoding is right and prefill is not",
+        f"activations are converted to fp16 in registers: beyond {FP16_LARGEST:.0f} they become inf. One token of a large layer may take the GEMV, which does "
+        "not convert: then decoding is right and prefill is not",
         "vLLM 0.33 takes SM120 to SM129, FlashInfer 0.7.4 only SM120 and SM121",
         "recoding to S0E5M3 loses nothing here; Marlin's S0E5M3 multiplies by 2^7 and flushes scales below 2^-6 to 0",
     ), _run=run)

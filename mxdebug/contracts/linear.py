@@ -23,6 +23,7 @@ class LinearSeen:
     weight   [N, K] in logical order, without the global scale (which is 1 in it); scale: the codec that the kernel reads block scales with
     alpha    float32 [], multiplies the sums
     products the dtype in which activations and weights are multiplied
+    may_convert   whether some tactic for one token multiplies in fp16 and another does not, so that the call alone cannot say
     """
 
     x: Tensor
@@ -30,6 +31,12 @@ class LinearSeen:
     scale: ScaleCodec
     alpha: Tensor
     products: torch.dtype
+    may_convert: bool = False
+
+    def absolute(self) -> Tensor:
+        """float64 [M, N]: the sums of the products' absolute values, times |alpha|: what errors of a float32 sum are a part of."""
+        x = self.x.to(self.products).double().nan_to_num(0.0, 0.0, 0.0).abs()
+        return (x @ self.weight.dequantise(torch.float64, self.scale).nan_to_num(0.0).abs().T) * self.alpha.double().abs()
 
     def sums(self) -> Tensor:
         """float32 [M, N]: the sums before alpha. Weights are exact in bf16 and in fp16: E2M1 times a 4-bit significand has 6 bits at most."""
@@ -48,7 +55,7 @@ class LinearContract:
     weights    the block format of the weight
     operands   weight and weight_scale; inputs: x and alpha
     multiple   (N, K) are multiples of these
-    products   what activations are rounded to before they are multiplied, by the number of tokens M
+    products   (M, N, K) -> what activations are rounded to before they are multiplied, and whether another tactic could round otherwise
     `see` decodes a call, `emulate` gives the kernel's output on any machine, `run` calls the kernel.
     """
 
@@ -60,7 +67,7 @@ class LinearContract:
     operands: tuple[Operand, ...]
     inputs: tuple[Operand, ...]
     multiple: tuple[int, int]
-    products: Callable[[int], torch.dtype]
+    products: Callable[[int, int, int], tuple[torch.dtype, bool]]
     alignment: str
     verified: tuple[Verified, ...]
     notes: tuple[str, ...]
@@ -113,7 +120,7 @@ class LinearContract:
         payload = o.layout.unpack(o.payload(b).flatten(), n, k // 2).reshape(n, k // 2)
         blocks = s.layout.unpack(in_memory(scales) if s.view == MMA else s.payload(scales).flatten(), n, k // self.weights.block).reshape(n, -1)
         one = torch.ones((), device=x.device)
-        return LinearSeen(x, BlockTensor(payload, blocks, self.weights, one), s.scale, one if alpha is None else alpha.float().reshape(()), self.products(x.shape[0]))
+        return LinearSeen(x, BlockTensor(payload, blocks, self.weights, one), s.scale, one if alpha is None else alpha.float().reshape(()), *self.products(x.shape[0], n, k))
 
     def sizes(self, weight: Tensor) -> tuple[int, int]:
         """(N, K) of the kernel's weight, as padded. Raises where it has another number of axes."""

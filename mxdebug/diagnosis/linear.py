@@ -19,7 +19,7 @@ from ..recipes.w4a16.recipe import LinearRecipe, linear_recipe
 from ..reference_linear import LinearLayer
 from .finding import CRASHED, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
 from .linear_operands import OperandEvidence, converted, examine, examine_alpha, refined
-from .linear_output import examine_activations, examine_kernel, examine_refused, examine_run, expected
+from .linear_output import examine_activations, examine_kernel, examine_refused, examine_run, from_kernel, settled
 
 Facts = tuple[tuple[str, str], ...]
 _NO_OUTPUT = "the dump holds no output, so what the kernel computed was not checked"
@@ -66,26 +66,30 @@ def _judged(contract: LinearContract, chosen: CheckpointLinear, arguments: Mappi
                       + (f" ({', '.join(f'{name.rsplit(chr(46))[-1]} {r}' for name, r in zip(layer.names, layer.rows))})" if len(layer.rows) > 1 else "") + f", K {layer.k}"))
     evidence = examine(contract, recipe, layer, arguments, seen)
     folded = any(f.id == "global-folded-into-blocks" for e in evidence.explained.values() for f in e.stack)
-    findings = [*evidence.findings, *([] if evidence.same_values else examine_alpha(contract, plan, layer, arguments, folded))]
+    numbers = examine_alpha(contract, plan, layer, arguments, folded)
+    # The same weights may be written with another alpha; that joined parts share one number is the checkpoint's fault all the same.
+    findings = [*evidence.findings, *(f for f in numbers if not evidence.same_values or f.id == "global-shared-by-parts")]
     x = contract.get("x", arguments)
     findings += examine_refused(contract, plan, x) if x is not None and seen is None else []
-    findings += examine_activations(contract, x, seen.products) if seen is not None else []
+    if seen is not None:
+        seen = _tactic(seen, output, layer.bias if run is not None else None)
+        findings += examine_activations(contract, x, seen.products)
     if evidence.foreign:
         findings = []
     if broken is not None and not findings:
         findings = [Finding(FAULTS["contract-broken"], PROVED, broken.operand, f"expected {broken.expected}, got {broken.got}" + (f"; likely: {broken.reason}" if broken.reason else ""))]
-    kernel = None if seen is None else expected(seen, None if run else output)
+    kernel = None if seen is None else seen.emulate()
     open_ = [*evidence.open]
     if run is not None:
-        follows, more, note = examine_run(contract, run, plan, kernel, layer.bias)
+        holds, more, note = examine_run(contract, run, plan, seen, layer.bias)
         open_ += [note] if note and not findings else []
     else:
-        follows, more = (True, []) if output is None or seen is None else examine_kernel(seen, output, arguments)
+        holds, more = (True, []) if output is None or seen is None else examine_kernel(seen, output, arguments)
     findings += more
     findings, comparison, truth, floor = _distances(contract, recipe, plan, layer, arguments, kernel, output, findings, run)
     order = {"proved": 0, "consistent": 1, "suspected": 2}
     findings.sort(key=lambda f: (order[f.strength], -(f.effect or 0.0)))
-    verdict, summary = _verdict(findings, evidence, follows, crashed, output is not None, broken, run is not None)
+    verdict, summary = _verdict(findings, evidence, holds, crashed, output is not None, broken, run is not None)
     equal = [k for k, e in evidence.explained.items() if not e.stack and k not in evidence.same_values]
     checked = [f"{len(equal)} of 2 operands equal vLLM's recipe byte for byte" + ("; " + ", ".join(contract.operand(k).title for k in evidence.same_values)
                + ": other bytes, the same weights (no fault)" if evidence.same_values else ""), "the global scale against the checkpoint's; the activations' dtype, width and size"]
@@ -107,21 +111,30 @@ def _without_checkpoint(call: Call, contract: LinearContract, seen: LinearSeen |
         verdict = CRASHED if call.status == "crashed" else WRONG
         return Diagnosis(verdict, f"the kernel's contract is broken: {broken.operand}", (finding,), facts, None, None, None, ("the arguments against the kernel's contract",),
                          ("everything behind it: correct this first", need))
+    seen = _tactic(seen, output, None)
     findings = examine_activations(contract, seen.x, seen.products)
     checked = ["shapes and dtypes against the contract; the activations"]
     if output is None:
         verdict = CRASHED if call.status == "crashed" else UNDECIDED
         return Diagnosis(verdict, f"{_NO_OUTPUT}, and there is no checkpoint: only the kernel's contract was checked", tuple(findings), facts, None, None, None, tuple(checked), (need,))
-    follows, more = examine_kernel(seen, output, call.arguments)
+    holds, more = examine_kernel(seen, output, call.arguments)
     findings += more
-    comparison = compare(output, expected(seen, output))
-    if not follows and not findings:
+    comparison = compare(output, seen.emulate())
+    if not holds and not findings:
         verdict, summary = UNEXPLAINED, "the output does not follow from what was passed, and no known broken computation reproduces it"
     elif findings:
         verdict, summary = WRONG, "; ".join(f.title for f in findings)
     else:
         verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
     return Diagnosis(verdict, summary, tuple(findings), facts, comparison, None, None, (*checked, "the output against an emulation of what was passed"), (need,))
+
+
+def _tactic(seen: LinearSeen, output: Tensor | None, bias: Tensor | None) -> LinearSeen:
+    """`settled` by the output of a call, [M, N padded], or of a layer's run, [..., N], with its bias."""
+    if output is None:
+        return seen
+    flat = output.reshape(-1, output.shape[-1])
+    return settled(seen, lambda t: from_kernel(flat, t[:, : flat.shape[1]], bias, seen.weight.columns))
 
 
 def _check_fit(contract: LinearContract, arguments: Mapping[str, object], plan: LinearPlan, chosen: CheckpointLinear) -> None:
@@ -173,7 +186,7 @@ def _distances(contract: LinearContract, recipe: LinearRecipe, plan: LinearPlan,
     return out, comparison, truth, floor
 
 
-def _verdict(findings: list[Finding], evidence: OperandEvidence, follows: bool, crashed: bool, has_output: bool, broken: MxdebugError | None, run: bool) -> tuple[str, str]:
+def _verdict(findings: list[Finding], evidence: OperandEvidence, holds: bool, crashed: bool, has_output: bool, broken: MxdebugError | None, run: bool) -> tuple[str, str]:
     titles = "; ".join(f.title for f in findings)
     besides = f"; besides: {titles}" if findings else ""
     unexplained = "weight and block scales are" if len(evidence.unexplained) == 2 else "the weight is" if "weight" in evidence.unexplained else "the block scales are"
@@ -186,7 +199,7 @@ def _verdict(findings: list[Finding], evidence: OperandEvidence, follows: bool, 
         return (WRONG if run and findings else CRASHED), what + (titles or "its arguments are right: look at the kernel, the driver and memory")
     if broken is not None:
         return WRONG, titles
-    if not follows and not any(f.id in ("output-unwritten", "output-not-sliced", "bias-missing", "bias-before-slice") for f in findings):
+    if not holds and not any(f.id in ("output-unwritten", "output-not-sliced", "bias-missing", "bias-before-slice") for f in findings):
         return UNEXPLAINED, f"the output does not follow from what was passed, and no known broken computation reproduces it{besides}"
     if findings:
         return WRONG, titles

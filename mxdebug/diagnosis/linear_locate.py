@@ -16,7 +16,6 @@ from ..recipes import SWAP_NIBBLES
 from ..recipes.w4a16.padding import round_up
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-AXES = ("rows", "columns")
 
 
 def locate_linear(contract: LinearContract, arguments: Mapping[str, object], checkpoint: Checkpoint, *, module: str | None = None, layer: int | None = None,
@@ -38,16 +37,19 @@ def locate_linear(contract: LinearContract, arguments: Mapping[str, object], che
     fits = 0
     for name in names:
         shape = checkpoint.linear_shape(name)
-        if shape is None or not any(_fits(shape, size, axis, (n, k)) for size in (SIZES if tp is None else (tp[0],)) for axis in AXES):
+        if shape is None or not _may_fit(shape, (n, k)):
             continue
-        whole = checkpoint.linear(name)
-        for part in _parts(whole, (n, k), tp):
+        best, most = None, 0.0
+        for part in _parts(checkpoint.linear(name), (n, k), tp):
             fits += 1
-            if (module is not None and (tp is not None or part is whole)) or _holds(rows, part):
-                found.append(part)
+            if (share := _held(rows, part)) > most:  # the first of equals: the whole layer, few ranks
+                best, most = part, share
+            if share == 1.0:
                 break
+        if best is not None and most >= 0.5:
+            found.append(best)
     if module is not None and not found:
-        return checkpoint.linear(module)  # sizes do not fit, or its rows are not here: the diagnosis says so
+        return next(_parts(checkpoint.linear(module), (n, k), tp), checkpoint.linear(module))  # sizes do not fit, or its rows are not here: the diagnosis says so
     if len(found) != 1:
         raise MxdebugError("linear layer", f"one of {len(names)} whose weight is in the call (N, K padded {[n, k]})",
                            f"none of the {fits} of that size" if not found else f"several: {', '.join(f.name for f in found[:4])}",
@@ -56,30 +58,38 @@ def locate_linear(contract: LinearContract, arguments: Mapping[str, object], che
     return found[0]
 
 
-def _fits(shape: tuple[int, int], size: int, axis: str, padded: tuple[int, int]) -> bool:
+def _may_fit(shape: tuple[int, int], padded: tuple[int, int]) -> bool:
+    """Whether a part of the layer can have the call's size; rows may be repeated (key and value heads), so no more than that they are not too many."""
     n, k = shape
-    if (n if axis == "rows" else k) % size:
-        return False
-    return (round_up(n // size if axis == "rows" else n), round_up(k // size if axis == "columns" else k)) == padded
+    whole_k = round_up(k) == padded[1]
+    return (whole_k and padded[0] <= round_up(n)) or (round_up(n) == padded[0] and any(k % size == 0 and round_up(k // size) == padded[1] for size in SIZES))
 
 
 def _parts(whole: CheckpointLinear, padded: tuple[int, int], tp: tuple[int, int] | None) -> Iterator[CheckpointLinear]:
+    """Every part of the layer that has the call's size, the whole one first."""
+    joined = len(whole.layer.rows) == 3  # q, k, v
     for size in SIZES if tp is None else (tp[0],):
-        for axis in AXES if size > 1 else AXES[:1]:
-            if not _fits((whole.layer.n, whole.layer.k), size, axis, padded):
-                continue
+        for axis, kv in [("rows", None), *([("rows", n) for n in SIZES if n < size] if joined else []), ("columns", None)] if size > 1 else [("rows", None)]:
             for rank in range(size) if tp is None else (tp[1],):
-                if size == 1:
-                    yield whole
-                    continue
                 try:
-                    yield replace(whole, name=f"{whole.name} ({axis} of tensor-parallel rank {rank} of {size})", layer=whole.layer.part(size, rank, axis))
+                    part = whole.layer if size == 1 else whole.layer.part(size, rank, axis, kv)
                 except MxdebugError:
-                    continue
+                    break
+                if (round_up(part.n), round_up(part.k)) != padded:
+                    break
+                repeated = "" if kv is None else f", keys and values in {kv} shares"
+                yield whole if size == 1 else replace(whole, name=f"{whole.name} ({axis} of tensor-parallel rank {rank} of {size}{repeated})", layer=part)
 
 
-def _holds(rows: Tensor, part: CheckpointLinear) -> bool:
-    """Whether at least half of the part's rows stand in the call, in any order, nibbles swapped or not."""
+def _held(rows: Tensor, part: CheckpointLinear) -> float:
+    """The share of rows that call and part have in common, in any order, nibbles swapped or not; rows of zeros (padding) do not count."""
     payload = part.layer.payload
     here = row_hashes(rows[:, : payload.shape[1]].contiguous())
-    return any(torch.isin(row_hashes(t), here).float().mean().item() >= 0.5 for t in (payload, SWAP_NIBBLES.apply(payload)))
+    here = here[here != 0]
+    shares = []
+    for t in (payload, SWAP_NIBBLES.apply(payload)):
+        there = row_hashes(t)
+        there = there[there != 0]
+        if len(there) and len(here):
+            shares.append(min(float(torch.isin(there, here).double().mean()), float(torch.isin(here, there).double().mean())))
+    return max(shares, default=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -19,36 +19,54 @@ from .finding import CONSISTENT, PROVED, Finding
 
 
 def linear_floor(k: int) -> float:
-    """The relative L2 distance that rounding can make between a W4A16 kernel and its emulation.
+    """The relative L2 distance that rounding makes between a W4A16 kernel and its emulation, on the average of many numbers.
 
-    Weights are exact in 16 bits, so are products in float32; sums of K differ by at most K * 2^-24 with the order of additions. One result is
+    Weights are exact in 16 bits, so are products in float32; the order of K additions moves a sum by about K * 2^-24 of it. One result is
     stored, in bf16 with steps of 2^-8: it flips to its neighbour with probability K * 2^-24 / 2^-8 and is off by 2^-8 then, sqrt(K * 2^-32) in all.
     K 384: 3.0e-4; K 2880: 8.2e-4.
     """
     return math.sqrt(k * 2.0**-32)
 
 
-def follows(got: Tensor, want: Tensor, k: int) -> bool:
-    """Whether an output is the emulated one, token by token, up to `linear_floor` and one step (2^-7) of its largest number."""
+def follows(got: Tensor, want: Tensor, k: int, size: Tensor | None = None, before: Tensor | None = None) -> bool:
+    """Whether an output is the emulated one. NaN and inf must stand in the same places; then two limits must hold, both derived.
+
+    Each token: `linear_floor` of its length, and one step (2^-7) of its largest number, since in a narrow layer a single flip is more than the floor.
+    Each number: two sums of the same K products differ by at most 2 * K * 2^-24 of the sum of their absolute values, and each result that was stored
+    as bf16 may flip by one step, at most 2^-7 of it. A lost row of small weights is far beyond that, and in the first limit it hides.
+    size    [M, N]: the sums of absolute products (LinearSeen.absolute); None: only the first limit
+    before  [M, N]: the kernel's output, where a bias was added to it and the result stored once more; None: no bias
+    """
     if got.shape != want.shape or not compare(got, want).masks_equal:
         return False
     a, b = (t.double().nan_to_num(0.0, 0.0, 0.0).reshape(-1, t.shape[-1]) for t in (got, want))
-    return not b.numel() or bool(((a - b).norm(dim=1) <= linear_floor(k) * b.norm(dim=1) + 2.0**-7 * b.abs().amax(dim=1)).all())
+    if not b.numel():
+        return True
+    first = torch.zeros_like(b) if before is None else before.double().nan_to_num(0.0, 0.0, 0.0).reshape(b.shape)
+    stored = (b, first) if before is not None else (b,)
+    if bool(((a - b).norm(dim=1) > sum(linear_floor(k) * t.norm(dim=1) + 2.0**-7 * t.abs().amax(dim=1) for t in stored)).any()):
+        return False
+    if size is None:
+        return True
+    most = 2 * k * 2.0**-24 * size.double().nan_to_num(0.0, 0.0, 0.0).reshape(b.shape)
+    return bool(((a - b).abs() <= most + 2.0**-7 * (torch.maximum(a.abs(), b.abs()) + first.abs()) + torch.finfo(torch.bfloat16).tiny).all())
 
 
-def expected(seen: LinearSeen, output: Tensor | None) -> Tensor:
-    """The emulated output; for one token on SM12x the one of the GEMV (no conversion to fp16) or of the MMA kernel, whichever the recorded output is."""
-    plain = seen.emulate()
-    if output is None or seen.products == torch.float16 or output.shape != plain.shape or follows(output, plain, seen.weight.columns):
-        return plain
-    other = replace(seen, products=torch.float16).emulate()
-    return other if seen.x.shape[0] == 1 and follows(output, other, seen.weight.columns) else plain
+def settled(seen: LinearSeen, fits: Callable[[Tensor], bool]) -> LinearSeen:
+    """The call with the tactic that its output shows: for one token on SM12x the GEMV (no conversion to fp16), or the MMA kernel where only that fits.
+
+    fits  whether the recorded output comes from this output of the kernel, [M, N padded]
+    """
+    if not seen.may_convert or fits(seen.emulate()):
+        return seen
+    other = replace(seen, products=torch.float16)
+    return other if fits(other.emulate()) else seen
 
 
 def examine_kernel(seen: LinearSeen, output: Tensor, arguments: Mapping[str, object]) -> tuple[bool, list[Finding]]:
-    """(whether the kernel's output follows from what was passed, what explains it where it does not)."""
-    want, k = expected(seen, output), seen.weight.columns
-    if follows(output, want, k):
+    """(whether the kernel's output follows from what was passed, what explains it where it does not). seen: as `settled`."""
+    want, k = seen.emulate(), seen.weight.columns
+    if follows(output, want, k, seen.absolute()):
         return True, []
     given = arguments.get("out")
     if isinstance(given, Tensor) and given.shape == output.shape and compare(output, given).bit_identical:
@@ -86,12 +104,17 @@ def examine_refused(contract: LinearContract, plan: LinearPlan, x: Tensor) -> li
     return out
 
 
+def from_kernel(got: Tensor, kernel: Tensor, bias: Tensor | None, k: int, size: Tensor | None = None) -> bool:
+    """Whether a layer's output [M, N] is the kernel's [M, N], with the bias where there is one."""
+    return follows(got, kernel if bias is None else kernel + bias, k, size, None if bias is None else kernel)
+
+
 _WIDTH = re.compile(r"a\.shape\[1\]=(\d+) but .*?(?:encodes K=| is )(\d+)")
 _SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
-def examine_run(contract: LinearContract, run: LinearRun, plan: LinearPlan, kernel: Tensor | None, bias: Tensor | None) -> tuple[bool, list[Finding], str]:
-    """(whether what the layer handed on follows, findings, what is open). kernel: the emulated output of the kernel, [M, N padded]."""
+def examine_run(contract: LinearContract, run: LinearRun, plan: LinearPlan, seen: LinearSeen | None, bias: Tensor | None) -> tuple[bool, list[Finding], str]:
+    """(whether what the layer handed on follows, findings, what is open). seen: its kernel's call; None where that is refused."""
     n, padded = plan.n, plan.padded[0]
     if run.output is None:
         sizes = _SIZES.search(run.error)
@@ -101,13 +124,12 @@ def examine_run(contract: LinearContract, run: LinearRun, plan: LinearPlan, kern
         if width and int(width[2]) == plan.padded[1]:
             return False, examine_refused(contract, plan, torch.empty(0, int(width[1]), dtype=torch.bfloat16)), ""
         return False, [], f"the layer raised: {run.error.splitlines()[0][:200]}" if run.error else "the layer handed on nothing"
-    if kernel is None:
+    if seen is None:
         return False, [], "the kernel refuses these arguments, so an output cannot come from them"
-    shape = tuple(run.x.shape[:-1])
+    shape, size, kernel, got = tuple(run.x.shape[:-1]), seen.absolute(), seen.emulate(), run.output.reshape(-1, run.output.shape[-1])
 
     def same(width: int, with_bias: Tensor | None) -> bool:
-        want = kernel[:, :width] if with_bias is None else kernel[:, :width] + with_bias
-        return follows(run.output.reshape(-1, run.output.shape[-1])[:, :width], want, plan.padded[1])
+        return from_kernel(got[:, :width], kernel[:, :width], with_bias, plan.padded[1], size[:, :width])
 
     width = run.output.shape[-1]
     if width == padded != n:

@@ -79,7 +79,7 @@ def live(calls: Sequence[tuple[str, LinearSituation]]) -> Live:
             continue
         used.add(how)
         got, want = mm_bf16_fp4(a, b, scales, alpha).cpu(), s.recipe.contract.emulate(s.arguments())
-        out.append((name, compare(got, want), follows(got, want, s.plan.padded[1])))
+        out.append((name, compare(got, want), follows(got, want, s.plan.padded[1], s.recipe.contract.see(s.arguments()).absolute())))
     missing = [] if FLASHINFER in used else [f"FlashInfer's {kernels}: this is {torch.cuda.get_device_name()}"]
     return Live(" and ".join(sorted(used)), tuple(out), (*missing, *refused))
 

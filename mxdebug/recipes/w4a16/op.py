@@ -42,7 +42,7 @@ def mm_bf16_fp4(a: Tensor, b: Tensor, b_descale: Tensor, alpha: Tensor) -> Tenso
         return c.run(arguments)
     from ...w4a16_triton import mm_bf16_fp4 as ours
 
-    return ours(a, b, b_descale, alpha.float().reshape(1), activations_as_fp16=c.products(a.shape[0]) == torch.float16)
+    return ours(a, b, b_descale, alpha.float().reshape(1), activations_as_fp16=c.products(a.shape[0], *c.sizes(b))[0] == torch.float16)
 
 
 @mm_bf16_fp4.register_fake
