@@ -21,6 +21,8 @@ from .faults.linear_situation import refusal
 from .layouts import SWIZZLE_128x4
 from .layouts.catalogue import cutedsl_sm100_view
 from .metrics import compare
+from .recipes.vllm import MODELOPT
+from .recipes.w4a16.examples import made_linear
 from .recipes.w4a16.padding import elements_of
 from .recipes.w4a16.recipe import linear_recipe
 
@@ -51,22 +53,30 @@ def _off(got: Tensor) -> str:
 
 # -- two units of one padding -----------------------------------------------------------------------------------------
 
+PADDING_K = 2896  # not the notebook's layer, whose numbers stand there
+
+
+@functools.cache
+def _wide() -> LinearSituation:
+    """A right situation of a made layer with that K, on SM100."""
+    layer = made_linear(64, PADDING_K)
+    return LinearSituation.right(linear_recipe(by_layout("sm100").path, MODELOPT), layer, torch.zeros(1, PADDING_K))
+
 
 def _refused(elements: int) -> str:
-    s = _layer()[1]
+    s = _wide()
     x = torch.zeros(1, s.plan.k + elements, dtype=torch.bfloat16)
     return f"FlashInfer says then: {refusal(s.recipe, s.recipe.contract.arguments(s.plan.convert(s.layer), x))}"
 
 
 def _padding(kept: Any = None, elements: Any = None) -> Answer:
-    plan = _layer()[1].plan
+    plan = _wide().plan
     k, want, wanted = plan.k, plan.weights_padding_bytes, elements_of(plan.weights_padding_bytes)
     if isinstance(kept, (tuple, list)) and len(kept) == 2 and elements is None:
         kept, elements = kept
     if _open(kept) or _open(elements):
         return Answer(None, "give two numbers: what weights_padding_cols holds, and by how many elements a row of activations is padded.\n"
-                      f"K is {k}, the kernel wants a multiple of 64. weights_padding_cols is counted on the tensor that is padded: "
-                      "uint8, and each of its columns holds two elements.")
+                      f"K is {k}, the kernel wants a multiple of 64. weights_padding_cols counts columns of the tensor that is padded: what is its dtype?")
     for what, n in (("weights_padding_cols", kept), ("the padding of activations", elements)):
         if isinstance(n, bool) or not isinstance(n, int):
             return Answer(False, f"{what} is a whole number, this is {type(n).__name__}.")
@@ -77,8 +87,8 @@ def _padding(kept: Any = None, elements: Any = None) -> Answer:
                       "One padding in two units, and the name of the number says neither: here each has a type, PackedBytes and Elements.")
     lines = ["weights_padding_cols is right; the activations are not."]
     if kept == wanted:
-        lines = [f"{kept} is what K lacks in elements. The original counts columns of the packed weight, and doubles that number for "
-                 + f"activations: the factor between them would be taken twice, and {k} become {k + 2 * kept}.", _refused(2 * kept)]
+        lines = [f"{kept} is what K lacks in elements, and not what weights_padding_cols holds. The original counts columns of the packed weight, and "
+                 "doubles that number for activations: with this one the factor between them would be taken twice."]
     elif kept != want:
         multiple = "no multiple of 64, and the kernel refuses the weight" if (k + 2 * kept) % 64 else "a multiple of 64, not the next one"
         lines = [f"with weights_padding_cols {kept} the weight has {k // 2 + kept} bytes a row, so K {k + 2 * kept}: {multiple}."]
@@ -86,7 +96,9 @@ def _padding(kept: Any = None, elements: Any = None) -> Answer:
         named = {want: "padded by the number of bytes, each of which holds two elements: that is fault x-padded-by-bytes.",
                  0: "left as they are while the weight was padded: that is fault x-not-padded.",
                  2 * wanted: "padded by double of what K lacks: the factor between bytes and elements was taken twice."}
-        lines += [f"Activations {named.get(elements, f'of {k} + {elements} elements do not fit the padded weight.')}", _refused(elements)]
+        lines += [f"The activations would be {named.get(elements, f'{k} + {elements} elements wide, which is not the padded weight.')}", _refused(elements)]
+    elif kept != want:
+        lines.append("The number of elements is right.")
     return Answer(False, "\n".join(dict.fromkeys(lines)))
 
 
@@ -108,11 +120,12 @@ def _prepare(answer: Any = None) -> Answer:
             got = answer(linear.clone())
             got = got.detach().cpu().contiguous() if isinstance(got, Tensor) else got
         except Exception as error:  # whatever a learner's code raises is an answer
-            hint = "Pad first, then a reshape to five axes fits." if linear is not other else "A size is written as a number somewhere."
-            return Answer(False, f"{what}, the function raised {type(error).__name__}: {error}\n{hint}")
+            hint = "" if linear is not other else "\nA size is written as a number somewhere."
+            if isinstance(error, RuntimeError) and "shape" in str(error):
+                hint = hint or "\nPad first: the axes of the pattern only fit whole tiles."
+            return Answer(False, f"{what}, the function raised {type(error).__name__}: {error}{hint}")
         if _open(got):
-            return Answer(None, "the function returns nothing yet.\nPad with zeros to whole tiles of 128 rows and 4 columns; a reshape to "
-                          "the axes mt, m4, m32, kt, k4; one permute to the order of memory, mt, kt, m32, m4, k4; two axes again.")
+            return Answer(None, "the function returns nothing yet. What must the shape be before a tile fits, and which axis of the pattern runs fastest in memory?")
         if not isinstance(got, Tensor) or got.dtype != torch.uint8:
             return Answer(False, f"the result is uint8 bytes, this is {got.dtype if isinstance(got, Tensor) else type(got).__name__}.\n"
                           "The bytes are E4M3 numbers already: they move, and none changes.")
@@ -152,7 +165,14 @@ def _meaning(got: Tensor, padded: Tensor) -> str:
               "They were taken out of layout 128x4, not put into it: the same axes, and the opposite permute.":
               SWIZZLE_128x4.unpack(padded.flatten(), rows, columns)}
     says = says or [text for text, t in others.items() if torch.equal(got, t.flatten())]
-    says = says or ["No known mistake leads to these bytes. Undo your steps one by one, and compare with what went in."]
+    if not says:
+        want = SWIZZLE_128x4.pack(padded).flatten()
+        at = int((got != want).nonzero()[0])
+        row, column = divmod(int((SWIZZLE_128x4.index_map(rows, columns) == at).flatten().nonzero()[0]), columns)
+        says = [f"The first wrong one is byte {at}: the kernel looks there for row {row}, column {column}. Split these two as the left side of the pattern does, and "
+                "count memory as the right side does."]
+    if torch.equal(out, _layer()[2]):
+        return "\n".join([*says, "The output would be the same, since these bytes meet zeros; but they are not what vLLM's function gives."])
     return "\n".join([*says, f"Nothing would raise, and the layer's output would be off: {_off(out)}."])
 
 

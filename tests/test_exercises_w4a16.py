@@ -30,20 +30,20 @@ def flat(answer: Any) -> str:
 
 
 @pytest.mark.parametrize(("answer", "right", "says"), [
-    ((), None, "each of its columns holds two elements"), ((None, 32), None, "NOT ANSWERED"), ((16, ...), None, "NOT ANSWERED"),
-    ((16,), None, "NOT ANSWERED"), (((16, None),), None, "NOT ANSWERED"),
-    ((16, 32), True, "352 + 2 * 16 = 384 elements"), (((16, 32),), True, "PackedBytes and Elements"),
-    ((16, 16), False, "fault x-padded-by-bytes. FlashInfer says then: a.shape[1]=368 but b.shape=(256, 192) encodes K=384"),
-    ((16, 0), False, "fault x-not-padded. FlashInfer says then: a.shape[1]=352 but"),
-    ((16, 64), False, "was taken twice. FlashInfer says then: a.shape[1]=416 but"),
-    ((32, 32), False, "would be taken twice, and 352 become 416. FlashInfer says then: a.shape[1]=416 but"),
-    ((32, 16), False, "fault x-padded-by-bytes"), ((32, 0), False, "fault x-not-padded"),
-    ((0, 0), False, "K 352: no multiple of 64, and the kernel refuses the weight"),
-    ((48, 96), False, "K 448: a multiple of 64, not the next"),
-    ((16, 5), False, "352 + 5 elements do not fit"), ((8, 32), False, "the weight has 184 bytes a row, so K 368"),
-    ((True, 32), False, "this is bool"), ((16, "32"), False, "the padding of activations is a whole number, this is str"),
-    ((16.0, 32), False, "this is float"), ((-16, 32), False, "this is -16"), ((16, 10**15), False, "less than K, which is 352"),
-    ((torch.tensor(16), 32), False, "this is Tensor"), (([1, 2, 3], 4), False, "this is list"),
+    ((), None, "what is its dtype?"), ((None, 48), None, "NOT ANSWERED"), ((24, ...), None, "NOT ANSWERED"),
+    ((24,), None, "NOT ANSWERED"), (((24, None),), None, "NOT ANSWERED"),
+    ((24, 48), True, "2896 + 2 * 24 = 2944 elements"), (((24, 48),), True, "PackedBytes and Elements"),
+    ((24, 24), False, "fault x-padded-by-bytes. FlashInfer says then: a.shape[1]=2920 but b.shape=(64, 1472) encodes K=2944"),
+    ((24, 0), False, "fault x-not-padded. FlashInfer says then: a.shape[1]=2896 but"),
+    ((24, 96), False, "was taken twice. FlashInfer says then: a.shape[1]=2992 but"),
+    ((48, 48), False, "the factor between them would be taken twice. The number of elements is right."),
+    ((48, 24), False, "fault x-padded-by-bytes"), ((48, 0), False, "fault x-not-padded"),
+    ((0, 0), False, "K 2896: no multiple of 64, and the kernel refuses the weight"),
+    ((56, 112), False, "K 3008: a multiple of 64, not the next"),
+    ((24, 5), False, "2896 + 5 elements wide, which is not the padded weight"), ((8, 48), False, "the weight has 1456 bytes a row, so K 2912"),
+    ((True, 48), False, "this is bool"), ((24, "48"), False, "the padding of activations is a whole number, this is str"),
+    ((24.0, 48), False, "this is float"), ((-24, 48), False, "this is -24"), ((24, 10**15), False, "less than K, which is 2896"),
+    ((torch.tensor(24), 48), False, "this is Tensor"), (([1, 2, 3], 4), False, "this is list"),
 ])
 def test_padding(answer: tuple[Any, ...], right: bool | None, says: str) -> None:
     got = check("padding", *answer)
@@ -51,8 +51,8 @@ def test_padding(answer: tuple[Any, ...], right: bool | None, says: str) -> None
 
 
 def test_no_pair_of_numbers_raises_and_one_is_right() -> None:
-    right = [pair for pair in itertools.product((*range(0, 70, 4), 351), repeat=2) if check("padding", *pair).right]
-    assert right == [(16, 32)]
+    right = [pair for pair in itertools.product((*range(0, 70, 4), 2895), repeat=2) if check("padding", *pair).right]
+    assert right == [(24, 48)]
 
 
 # -- prepare --------------------------------------------------------------------------------------------------------------
@@ -90,13 +90,13 @@ def inplace(t: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("answer", "right", "says"), [
     (None, None, "give a function"), (..., None, "give a function"), (lambda t: None, None, "returns nothing yet"),
-    (lambda t: ..., None, "mt, m4, m32, kt, k4"), (solution, True, "[32, 4, 2, 4, 6, 1]: no byte moves"), (inplace, True, "another size"),
+    (lambda t: ..., None, "which axis of the pattern runs fastest"), (solution, True, "[32, 4, 2, 4, 6, 1]: no byte moves"), (inplace, True, "another size"),
     (lambda t: solution(t).flatten(), False, "the bytes are right, in a tensor of shape [6144]"),
     (padded, False, "scales-linear: block scales linear [proved]. Nothing would raise, and the layer's output would be off: relative"),
     (lambda t: solution(solution(t)), False, "scales-twice"), (reordered, False, "parts-reordered"),
     (lambda t: solution(t.view(torch.float8_e4m3fn).to(torch.uint8)), False, "scales-cast-by-value"),
     (lambda t: padded(t).T, False, "transposed: memory runs along N"), (backwards, False, "the opposite permute"),
-    (lambda t: axes(t, 0, 3, 1, 2, 4), False, "No known mistake leads to these bytes"),
+    (lambda t: axes(t, 0, 3, 1, 2, 4), False, "The first wrong one is byte 4: the kernel looks there for row 32, column 0"),
     (lambda t: torch.full_like(solution(t), 0x7F), False, "NaN or inf in 1200 of 1200 numbers"),
     (lambda t: torch.zeros_like(solution(t)), False, "4400 of 6144 bytes"),
     (lambda t: t, False, "4400 bytes, and whole tiles of 128 x 4 have 6144. As many as went in: nothing was padded. FlashInfer"),

@@ -61,3 +61,8 @@ def test_every_command_and_path_is_there() -> None:
         assert path.rpartition("/")[2] in README or path.rpartition("_")[2] in README, path
     for command in re.findall(r"`mxdebug ([a-z-]+)", README):
         assert command in main.commands, command
+
+
+def test_symptoms_of_the_readme_are_known() -> None:
+    for text in re.findall(r'`mxdebug symptom "([^"]+)"`', README):
+        assert CliRunner().invoke(main, ["symptom", text]).exit_code == 0, text

@@ -28,6 +28,14 @@ class LinearRun:
     output: Tensor | None
     error: str = ""
 
+    def __repr__(self) -> str:
+        """Dtypes, shapes and strides: where tensors of equal values differ."""
+        def said(t: Tensor | None) -> str:
+            return "none" if t is None else f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}, strides {list(t.stride())}"
+
+        lines = [f"  {key:<13} {said(t)}" for key, t in {**self.operands, "x": self.x, "output": self.output}.items()]
+        return "\n".join(["LinearRun", *lines, *([f"  error         {self.error}"] if self.error else [])])
+
 
 @dataclass(frozen=True)
 class LinearSituation:

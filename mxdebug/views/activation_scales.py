@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,11 +86,7 @@ def draw(r: Reading) -> go.Figure:
 
 def draw_tile(p: places.Places) -> go.Figure:
     """`places.draw`, in words that are true of activations."""
-    figure = places.draw(p)
-    says = ("Left: one cell a block of 32 numbers of one token, coloured by its block scale. Right: the same bytes in the order in which "
-            "they lie in memory. Letters mark the same bytes in both.")
-    figure.layout.annotations[0].text = "<br>".join(textwrap.wrap(says, figures.WIDTH))
-    figure.layout.meta = {"says": says}
+    figure = places.draw(p, "a block of 32 numbers of one token, coloured by its block scale")
     if p.logical.shape[0] > THIN:
         figure.data[0].ygap = 0
     return figure

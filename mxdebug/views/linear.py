@@ -14,7 +14,7 @@ from torch import Tensor
 from ..diagnosis.linear import diagnose_run
 from ..diagnosis.linear_operands import refined
 from ..errors import MxdebugError
-from ..faults import LINEAR_FAULTS, LinearSituation
+from ..faults import FAULTS, LINEAR_FAULTS, LinearSituation
 from ..formats import E4M3_SCALE, ScaleCodec
 from ..metrics import Comparison, compare
 from . import figures
@@ -39,6 +39,12 @@ class FaultTable:
     path: str
     lines: tuple[Line, ...]
     not_here: tuple[str, ...]
+
+    def legend(self) -> str:
+        """What each fault is, a line each."""
+        width = max(len(line.fault) for line in self.lines)
+        return "\n".join(textwrap.fill(f"{line.fault:<{width}}  {FAULTS[line.fault].title}", 96, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
+                         for line in self.lines if line.fault != "none")
 
     def __str__(self) -> str:
         width = max(len(line.fault) for line in self.lines)
@@ -114,7 +120,7 @@ class ScaleReading:
         small, large = (sum(n for b, n in off.items() if (b < 0) == low and b != 0) for low in (True, False))
         most = max((abs(b) for b in off), default=0)
         return (f"{self.wrong} of {total} block scales are read wrong ({self.wrong / total:.1%})\n"
-                f"  about half or less: {small}, about twice or more: {large}, by up to {2 ** most}; read as 0: {lost}")
+                f"  too small: {small}, too large: {large}, by a factor of up to 2^{most}; read as 0: {lost}; off by less than that: {self.wrong - small - large - lost}")
 
 
 def reading(meant: Tensor, read: Tensor, codec: ScaleCodec, *, title: str) -> ScaleReading:
@@ -129,7 +135,8 @@ def draw(r: ScaleReading, rows: range | None = None) -> go.Figure:
     rows = range(r.meant.shape[0]) if rows is None else rows
     a, b = (_binade(t[rows.start:rows.stop]) for t in (r.meant, r.read))
     (a, pooled), (b, _) = figures.pool(a), figures.pool(b)
-    says = ("One cell a block of 16 weights, coloured by the binade of its block scale. Left: each row and each column has its own level. "
+    shown = "" if len(rows) == r.meant.shape[0] else f" Rows {rows.start} to {rows.stop - 1} of {r.meant.shape[0]}."
+    says = (f"One cell a block of 16 weights; the colour is the power of two below its block scale. Left: a row of small weights is dark all along.{shown} "
             + ("Right: the same cells as the kernel reads them out of the bytes that it was given." if r.wrong else "Right: the kernel reads the same."))
     zero = bool((a == 0).any() or (b == 0).any())
     figure = figures.figure(r.title, says, plot=figures.cell_height(a.shape[0]), below=figures.BELOW_CELLS, legend=zero)

@@ -106,11 +106,9 @@ def of_rows(layout: Layout, shape: tuple[int, int], rows: range, at: Sequence[tu
     return _places(layout, shape, rows, line, at, title, ROW, source, physical)
 
 
-def draw(p: Places) -> go.Figure:
-    """Two heatmaps side by side, cell for byte."""
-    cell = "a block of 32 weights, coloured by its block scale"
-    if p.colour == ROW:
-        cell = "a byte of the payload (two weights), coloured by its row"
+def draw(p: Places, cell: str | None = None) -> go.Figure:
+    """Two heatmaps side by side, cell for byte. cell: what one cell is, in words, where it is not a byte of a weight."""
+    cell = cell or ("a byte of the payload (two weights), coloured by its row" if p.colour == ROW else "a block of 32 weights, coloured by its block scale")
     says = f"Left: one cell {cell}. Right: the same bytes in the order in which they lie in memory. Letters mark the same bytes in both."
     rows, columns = p.logical.shape
     lines, places = p.physical.shape

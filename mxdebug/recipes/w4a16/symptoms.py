@@ -6,8 +6,8 @@ import re
 
 # What vLLM 0.33 or FlashInfer 0.7.4 writes -> what it means, and which entry of `mxdebug faults` it is.
 SYMPTOMS: tuple[tuple[str, str], ...] = (
-    (r"W4A16 requires BF16 input, got", (
-        "vLLM stopped at the first forward (apply_weights of the CuTe-DSL or b12x W4A16 kernel): the model runs in FP16 and this kernel takes BF16 only. "
+    (r"W4A16 requires BF16 input", (
+        "vLLM stopped at the first forward, while it profiles memory (apply_weights of the CuTe-DSL or b12x W4A16 kernel): the model runs in FP16 and this kernel takes BF16 only. "
         "vLLM does not look at the dtype when it selects the kernel (activations-fp16). Serve with --dtype bfloat16, or --linear-backend marlin; "
         "`mxdebug select-linear --sm SM --dtype float16` says it beforehand")),
     (r"a\.shape\[1\]=\d+ but .*(encodes K=|k inferred)", (
