@@ -17,7 +17,6 @@ from . import figures, places
 BEYOND = "beyond the end of the buffer"
 RANKS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7")  # Okabe and Ito's; the number of the rank stands beside
 TILE = SWIZZLE_128x4.tile[0]
-THIN = 64  # more rows than that are drawn without gaps, which would take a fifth of the colour away
 Strip = tuple[tuple[tuple["int | None", int], ...], ...]  # for each tile its parts: (rank, or None for padding; rows)
 
 
@@ -73,7 +72,7 @@ def draw(r: Reading) -> go.Figure:
         trace.name = names.get(trace.name, trace.name)
         trace.legendgroup = trace.name
     column_axis, row_axis = {"title": "column", "range": [-0.5, columns - 0.5]}, {"range": [rows - 0.5, -0.5]}
-    if rows > THIN:
+    if rows > places.THIN:
         figure.update_traces(ygap=0, selector={"type": "heatmap"})
     figure.update_layout(
         xaxis=figures.plain_axis(domain=[0, 0.48], **column_axis), yaxis=figures.plain_axis(title="token", **row_axis),
@@ -87,8 +86,6 @@ def draw(r: Reading) -> go.Figure:
 def draw_tile(p: places.Places) -> go.Figure:
     """`places.draw`, in words that are true of activations."""
     figure = places.draw(p, "a block of 32 numbers of one token, coloured by its block scale")
-    if p.logical.shape[0] > THIN:
-        figure.data[0].ygap = 0
     return figure
 
 

@@ -13,6 +13,7 @@ from ..errors import MxdebugError
 from ..layouts import Layout
 from . import figures
 
+THIN = 64  # more rows than that are drawn without gaps, which would take a fifth of the colour away
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SCALE, ROW = "scale byte", "logical row"
 
@@ -121,6 +122,8 @@ def draw(p: Places, cell: str | None = None) -> go.Figure:
         figure.add_scatter(x=[m[1] for m in marks], y=[m[2] for m in marks], text=[m[0] for m in marks], mode="markers+text",
                            xaxis=x, yaxis=y, marker={"size": 16, "color": "white", "line": {"color": "black", "width": 1.5}},
                            textfont={"color": "black", "size": 12}, hoverinfo="skip", showlegend=False)
+    if rows > THIN:
+        figure.data[0].ygap = 0
     end = p.first_offset + (lines - 0.5) * places
     figure.update_layout(
         xaxis=figures.plain_axis(domain=[0, 0.42], title="column", range=[-0.5, columns - 0.5]),
