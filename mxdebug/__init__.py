@@ -13,10 +13,11 @@ from __future__ import annotations
 from .errors import MxdebugError
 
 __version__ = "0.1.0"
-__all__ = ["MxdebugError", "__version__", "capture", "diagnose", "diagnose_run", "load_call", "open_checkpoint", "save_run"]
+__all__ = ["MxdebugError", "__version__", "capture", "capture_runs", "diagnose", "diagnose_run", "load_call", "open_checkpoint", "save_run"]
 
 _LAZY = {"diagnose": ("diagnosis", "diagnose"), "diagnose_run": ("diagnosis", "diagnose_run"), "open_checkpoint": ("checkpoints", "open_checkpoint"),
-         "load_call": ("calls", "load"), "capture": ("calls", "capture"), "save_run": ("diagnosis.linear_run", "save_run")}
+         "load_call": ("calls", "load"), "capture": ("calls", "capture"), "save_run": ("diagnosis.linear_run", "save_run"),
+         "capture_runs": ("diagnosis.linear_run", "capture_runs")}
 
 
 def __getattr__(name: str) -> object:

@@ -98,15 +98,18 @@ def _diagnose_file(file: Path, checkpoint: Path | None, module: str | None, laye
     """Diagnose one run of a linear layer from a file; the exit code."""
     from .checkpoints import open_checkpoint
     from .diagnosis.linear import diagnose_run
-    from .diagnosis.linear_run import load_run
+    from .diagnosis.linear_elsewhere import besides
     from .diagnosis.linear_locate import locate_linear
+    from .diagnosis.linear_run import load_run
 
     run, kernel = load_run(file)
     if checkpoint is None:
         raise MxdebugError("--checkpoint", "the folder of the model", "none", "a layer's run says nothing without what it should compute")
     _threads(0)
     arguments = kernel.arguments(run.operands, run.x)
-    d = diagnose_run(run, locate_linear(kernel, arguments, open_checkpoint(checkpoint), module=module, layer=layer, tp=tp), kernel, engine)
+    opened = open_checkpoint(checkpoint)
+    located = locate_linear(kernel, arguments, opened, module=module, layer=layer, tp=tp)
+    d = besides(diagnose_run(run, located.chosen, kernel, engine), located, tp, kernel, arguments, opened)
     click.echo(str(d))
     return 0 if d.ok else 1
 
@@ -194,14 +197,16 @@ def doctor() -> None:
 
 @main.command()
 @click.argument("id", required=False)
-def faults(id: str | None) -> None:
+@click.option("--linear", "only_linear", is_flag=True, help="Only those that can strike linear layers.")
+def faults(id: str | None, only_linear: bool) -> None:
     """The catalogue of faults; with an ID, one of them whole."""
     from .faults import FAULTS, LINEAR_FAULTS, fault
 
     if id is None:
         width = max(map(len, FAULTS))
         for f in FAULTS.values():
-            click.echo(f"{f.id:<{width}}  {f.title}")
+            if not only_linear or f.id in LINEAR_FAULTS or f.strikes == ("linear",):
+                click.echo(f"{f.id:<{width}}  {f.title}")
         return
     f = fault(id)
     linear = LINEAR_FAULTS.get(f.id)

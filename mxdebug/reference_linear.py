@@ -38,10 +38,21 @@ class LinearLayer:
     def __post_init__(self) -> None:
         n = self.payload.shape[0]
         if len(self.names) != len(self.rows) or sum(self.rows) != n:
-            raise MxdebugError("parts of a linear layer", f"rows that add up to {n}", f"{list(self.rows)} for {list(self.names)}", "a projection is missing")
-        for name, t, want in (("global scales", self.global_scales, (len(self.rows),)), ("input scales", self.input_scales, (len(self.rows),)), ("bias", self.bias, (n,))):
+            raise MxdebugError(
+                "parts of a linear layer",
+                f"rows that add up to {n}",
+                f"{list(self.rows)} for {list(self.names)}",
+                "a projection is missing",
+            )
+        for name, t, want in (
+            ("global scales", self.global_scales, (len(self.rows),)),
+            ("input scales", self.input_scales, (len(self.rows),)),
+            ("bias", self.bias, (n,)),
+        ):
             if t is not None and tuple(t.shape) != want:
-                raise MxdebugError(f"{name} of a linear layer", f"shape {list(want)}", f"shape {list(t.shape)}", "one number a part; a bias for each row")
+                raise MxdebugError(
+                    f"{name} of a linear layer", f"shape {list(want)}", f"shape {list(t.shape)}", "one number a part; a bias for each row"
+                )
         self.weight  # noqa: B018 - checks dtypes and shapes
 
     @property
@@ -57,7 +68,12 @@ class LinearLayer:
     @property
     def weight(self) -> BlockTensor:
         """The weight [N, K], with each row's own global scale (float32 [N])."""
-        return BlockTensor(self.payload, self.scales, self.format, self.global_scales.float().repeat_interleave(torch.tensor(self.rows, device=self.payload.device)))
+        return BlockTensor(
+            self.payload,
+            self.scales,
+            self.format,
+            self.global_scales.float().repeat_interleave(torch.tensor(self.rows, device=self.payload.device)),
+        )
 
     def with_one_global_scale(self, scale: Tensor) -> LinearLayer:
         """The layer as a kernel sees it that takes one number (float32 []) for all parts."""
@@ -66,7 +82,12 @@ class LinearLayer:
     def forward(self, x: Tensor) -> Tensor:
         """What the checkpoint means: x [..., K] -> float64 [..., N], no intermediate rounding. MxdebugError where K does not fit."""
         if x.shape[-1] != self.k:
-            raise MxdebugError("activations", f"last dimension {self.k}", f"shape {list(x.shape)}", "padded activations, unpadded weights, or another layer's")
+            raise MxdebugError(
+                "activations",
+                f"last dimension {self.k}",
+                f"shape {list(x.shape)}",
+                "padded activations, unpadded weights, or another layer's",
+            )
         y = x.double() @ self.weight.dequantise(torch.float64).T
         return y if self.bias is None else y + self.bias.double()
 
@@ -83,16 +104,30 @@ class LinearLayer:
             if self.k % (size * self.format.block):
                 raise MxdebugError("K of one rank", f"{self.k} / {size} in whole blocks of {self.format.block}", "a cut inside a block")
             share = self.k // size
-            return replace(self, payload=self.payload[:, rank * share // 2: (rank + 1) * share // 2].contiguous(),
-                           scales=self.scales[:, rank * share // self.format.block: (rank + 1) * share // self.format.block].contiguous(),
-                           bias=self.bias if rank == 0 else None)
+            return replace(
+                self,
+                payload=self.payload[:, rank * share // 2 : (rank + 1) * share // 2].contiguous(),
+                scales=self.scales[:, rank * share // self.format.block : (rank + 1) * share // self.format.block].contiguous(),
+                bias=self.bias if rank == 0 else None,
+            )
         shares = [size] + [kv or size] * (len(self.rows) - 1)
         if any(r % n or size % n for r, n in zip(self.rows, shares)):
-            raise MxdebugError("rows of one rank", f"{list(self.rows)} in {shares} equal shares", "a remainder", "key and value heads that are repeated on several ranks")
+            raise MxdebugError(
+                "rows of one rank",
+                f"{list(self.rows)} in {shares} equal shares",
+                "a remainder",
+                "key and value heads that are repeated on several ranks",
+            )
         mine, first = [], 0
         for r, n in zip(self.rows, shares):
             share, which = r // n, rank * n // size
             mine.append(torch.arange(first + which * share, first + (which + 1) * share))
             first += r
         rows = torch.cat(mine)
-        return replace(self, payload=self.payload[rows], scales=self.scales[rows], rows=tuple(len(m) for m in mine), bias=None if self.bias is None else self.bias[rows])
+        return replace(
+            self,
+            payload=self.payload[rows],
+            scales=self.scales[rows],
+            rows=tuple(len(m) for m in mine),
+            bias=None if self.bias is None else self.bias[rows],
+        )

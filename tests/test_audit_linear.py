@@ -21,8 +21,15 @@ def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def vllms(family: str, *, swizzle: int = 1, alignment: int = 64, takes: Callable[[Tensor], Tensor] = Tensor.max, divisor: bool = False,
-          contiguous: bool = False) -> Callable[[dict[str, Tensor]], tuple[Tensor, Tensor, Tensor]]:
+def vllms(
+    family: str,
+    *,
+    swizzle: int = 1,
+    alignment: int = 64,
+    takes: Callable[[Tensor], Tensor] = Tensor.max,
+    divisor: bool = False,
+    contiguous: bool = False,
+) -> Callable[[dict[str, Tensor]], tuple[Tensor, Tensor, Tensor]]:
     """vLLM's steps around FlashInfer's own preparation, as an engine would write them: no code of mxdebug."""
     fi = pytest.importorskip("flashinfer.gemm.gemm_bf16_fp4_cute_dsl")
 
@@ -50,11 +57,21 @@ def test_vllms_way_is_right(path: str, kind: str) -> None:
     assert_linear_keeps_contract(lambda p: dict(zip(("weight", "weight_scale", "weight_global_scale"), vllms(path)(p))), path, kind)
 
 
-@pytest.mark.parametrize(("path", "kind", "broken", "words"), [
-    (SM100, MODELOPT, {"swizzle": 0}, "scales-linear"), (SM12X, MODELOPT, {"swizzle": 0}, "scales-linear"), (SM100, CT_NVFP4, {"swizzle": 2}, "scales-twice"),
-    (SM12X, CT_NVFP4, {"swizzle": 2}, "scales-twice"), (SM100, MODELOPT, {"contiguous": True}, "scales-view-contiguous"), (SM12X, CT_NVFP4, {"divisor": True}, "global-inverted"),
-    (SM100, MODELOPT, {"takes": Tensor.min}, "global-of-another-part"), (SM100, CT_NVFP4, {"takes": Tensor.min}, "global-of-another-part"),
-    (SM100, MODELOPT, {"alignment": 32}, "multiple of 64"), (SM100, MODELOPT, {"takes": lambda g: g.mean()}, "global-other")])
+@pytest.mark.parametrize(
+    ("path", "kind", "broken", "words"),
+    [
+        (SM100, MODELOPT, {"swizzle": 0}, "scales-linear"),
+        (SM12X, MODELOPT, {"swizzle": 0}, "scales-linear"),
+        (SM100, CT_NVFP4, {"swizzle": 2}, "scales-twice"),
+        (SM12X, CT_NVFP4, {"swizzle": 2}, "scales-twice"),
+        (SM100, MODELOPT, {"contiguous": True}, "scales-view-contiguous"),
+        (SM12X, CT_NVFP4, {"divisor": True}, "global-inverted"),
+        (SM100, MODELOPT, {"takes": Tensor.min}, "global-of-another-part"),
+        (SM100, CT_NVFP4, {"takes": Tensor.min}, "global-of-another-part"),
+        (SM100, MODELOPT, {"alignment": 32}, "multiple of 64"),
+        (SM100, MODELOPT, {"takes": lambda g: g.mean()}, "global-other"),
+    ],
+)
 def test_mistakes_are_named(path: str, kind: str, broken: dict[str, object], words: str) -> None:
     with pytest.raises(AssertionError, match=words):
         assert_linear_keeps_contract(vllms(path, **broken), path, kind)

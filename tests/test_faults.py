@@ -23,7 +23,7 @@ from mxdebug.faults import (CALL_FAULTS, CHECKPOINT_FAULTS, FAULTS, INPUT_FAULTS
                             SCALAR_FAULTS, SCALARS, X_FAULTS,
                             Fault, KernelChange, Situation, fault)
 from mxdebug.metrics import compare
-from mxdebug.faults.linear_faults import NEW_FAULTS
+from mxdebug.faults.linear_records import NEW_FAULTS
 from mxdebug.recipes import RECIPES
 from mxdebug.reference import Parallel
 

@@ -18,7 +18,10 @@ from mxdebug.recipes.w4a16.op import TRITON, implementation, mm_bf16_fp4
 from mxdebug.recipes.w4a16.recipe import linear_recipe
 
 ABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ABLE, reason="not run here: mxdebug's Triton kernel for W4A16 needs a GPU of SM80 or later")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not ABLE, reason="not run here: mxdebug's Triton kernel for W4A16 needs a GPU of SM80 or later"),
+]
 
 
 def on_gpu(s: LinearSituation) -> torch.Tensor:
@@ -37,7 +40,9 @@ def absolute(s: LinearSituation) -> torch.Tensor:
 @pytest.mark.parametrize("tokens", [1, 7, 256])
 def test_gpu_right_calls(path: str, n: int, k: int, tokens: int) -> None:
     layer = made_linear(n, k)
-    s = LinearSituation.right(linear_recipe(path, MODELOPT), layer, torch.randn(tokens, k, generator=torch.Generator().manual_seed(1)).bfloat16())
+    s = LinearSituation.right(
+        linear_recipe(path, MODELOPT), layer, torch.randn(tokens, k, generator=torch.Generator().manual_seed(1)).bfloat16()
+    )
     got, want = on_gpu(s), s.build()[1]
     c = compare(got, want)
     print(path[-5:], n, k, tokens, c)
@@ -50,7 +55,9 @@ def test_gpu_gives_the_same_garbage(path: str, kind: str) -> None:
     done = 0
     for parts, k in (((104, 48, 48), 352), ((1440, 720, 720), 2880)):
         layer = made_linear(sum(parts), k, parts=parts, differ=False)
-        base = LinearSituation.right(linear_recipe(path, kind), layer, torch.randn(33, k, generator=torch.Generator().manual_seed(2)).bfloat16())
+        base = LinearSituation.right(
+            linear_recipe(path, kind), layer, torch.randn(33, k, generator=torch.Generator().manual_seed(2)).bfloat16()
+        )
         for id, f in LINEAR_FAULTS.items():
             try:
                 s = f.inject(base)
@@ -74,7 +81,13 @@ def test_gpu_operator_compiles_in_one_graph(family: str) -> None:
     for n, k in SIZES:
         layer, x = made_linear(n, k), torch.randn(2, 3, k, generator=torch.Generator().manual_seed(3)).bfloat16()
         here = ConvertedLinear.convert(layer, family, MODELOPT)
-        there = ConvertedLinear({"weight": here.weight.cuda(), "weight_scale": here.weight_scale.cuda(), "alpha": here.weight_global_scale.cuda()}, n, k, family, layer.bias.cuda())
+        there = ConvertedLinear(
+            {"weight": here.weight.cuda(), "weight_scale": here.weight_scale.cuda(), "alpha": here.weight_global_scale.cuda()},
+            n,
+            k,
+            family,
+            layer.bias.cuda(),
+        )
         assert there.weight_scale.stride() == here.weight_scale.stride()
         if torch.cuda.get_device_capability()[0] == 9:
             assert implementation(there.weight) == TRITON

@@ -102,8 +102,12 @@ def test_preparation_is_flashinfers(n: int, k: int) -> None:
         assert torch.equal(want[0], operands["weight"]) and torch.equal(want[1], operands["weight_scale"].view(torch.uint8))
         arguments = plan.arguments(operands, torch.randn(5, k, generator=torch.Generator().manual_seed(1)))
         reference = traces._mm_bf16_fp4_cute_dsl_reference if family == "sm12x" else traces._mm_bf16_fp4_cute_dsl_sm100_reference
-        assert follows(plan.contract.emulate(arguments), reference(*(arguments[a] for a in ("a", "b", "b_descale", "alpha"))).to(torch.bfloat16), columns,
-                       plan.contract.see(arguments).absolute())
+        assert follows(
+            plan.contract.emulate(arguments),
+            reference(*(arguments[a] for a in ("a", "b", "b_descale", "alpha"))).to(torch.bfloat16),
+            columns,
+            plan.contract.see(arguments).absolute(),
+        )
 
 
 # -- laws -----------------------------------------------------------------------------------------------------------
@@ -120,11 +124,16 @@ def test_laws(n: int, blocks: int, recipe: object, parts: int, seed: int) -> Non
     operands, want = plan.convert(layer), plan.canonical(layer)
     seen = plan.contract.see(plan.arguments(operands, torch.zeros(1, layer.k)))
     decoded = seen.weight.dequantise(torch.float64, seen.scale) * seen.alpha.double()
-    assert torch.equal(decoded[:n, : layer.k], want.weight.dequantise(torch.float64) / want.global_scales[0].double() * seen.alpha.double()) or torch.equal(
-        decoded[:n, : layer.k].float(), want.weight.dequantise())
-    assert not decoded[n:].any() and not decoded[:, layer.k:].any()
+    assert torch.equal(
+        decoded[:n, : layer.k], want.weight.dequantise(torch.float64) / want.global_scales[0].double() * seen.alpha.double()
+    ) or torch.equal(decoded[:n, : layer.k].float(), want.weight.dequantise())
+    assert not decoded[n:].any() and not decoded[:, layer.k :].any()
     back = plan.invert(operands, layer)
-    assert torch.equal(back.payload, layer.payload) and torch.equal(back.scales, layer.scales) and torch.equal(back.global_scales, want.global_scales)
+    assert (
+        torch.equal(back.payload, layer.payload)
+        and torch.equal(back.scales, layer.scales)
+        and torch.equal(back.global_scales, want.global_scales)
+    )
     again = plan.convert(back)
     assert all(torch.equal(raw(again[key]), raw(operands[key])) for key in operands)
 
@@ -182,22 +191,25 @@ def test_calls_find_their_contract(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("change, match", [
-    ({"a": lambda t: t.half()}, r"activations \(a\): expected torch.bfloat16.*got torch.float16.*FP16"),
-    ({"a": lambda t: t[:, :360]}, r"shape \[M, 384\].*\[3, 360\].*payload bytes"),
-    ({"a": lambda t: t[0]}, r"shape \[M, 384\]"),
-    ({"b": lambda t: t.T.contiguous()}, "multiple of 64|K 320|K 1536|bytes"),
-    ({"b": lambda t: t[None]}, "several experts"),
-    ({"b": lambda t: t[:, ::2]}, "multiple of 64|bytes|strides|shape"),
-    ({"b_descale": lambda t: t.float()}, "cast by value"),
-    ({"b_descale": lambda t: t[:16]}, "bytes for N 128"),
-    ({"b_descale": lambda t: None}, "got none"),
-    ({"alpha": lambda t: t.repeat(2)}, "one for each|one number"),
-    ({"alpha": lambda t: t.int()}, "global scale of another dtype"),
-])
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        ({"a": lambda t: t.half()}, r"activations \(a\): expected torch.bfloat16.*got torch.float16.*FP16"),
+        ({"a": lambda t: t[:, :360]}, r"shape \[M, 384\].*\[3, 360\].*payload bytes"),
+        ({"a": lambda t: t[0]}, r"shape \[M, 384\]"),
+        ({"b": lambda t: t.T.contiguous()}, "multiple of 64|K 320|K 1536|bytes"),
+        ({"b": lambda t: t[None]}, "several experts"),
+        ({"b": lambda t: t[:, ::2]}, "multiple of 64|bytes|strides|shape"),
+        ({"b_descale": lambda t: t.float()}, "cast by value"),
+        ({"b_descale": lambda t: t[:16]}, "bytes for N 128"),
+        ({"b_descale": lambda t: None}, "got none"),
+        ({"alpha": lambda t: t.repeat(2)}, "one for each|one number"),
+        ({"alpha": lambda t: t.int()}, "global scale of another dtype"),
+    ],
+)
 def test_refused_calls(family: str, change: dict, match: str) -> None:
     args = arguments(family)
-    (key, f), = change.items()
+    ((key, f),) = change.items()
     with pytest.raises(MxdebugError, match=match):
         by_layout(family).emulate({**args, key: f(args[key])})
 
@@ -234,7 +246,11 @@ def test_gemv_is_where_flashinfer_takes_it() -> None:
     sizes = torch.randint(1, 400, (200, 2), generator=torch.Generator().manual_seed(0)).tolist()
     for n, k in ((256, 384), (5760, 2880), (512, 2048), *((64 * a, 64 * b) for a, b in sizes)):
         untuned = any(fi._select_bf16_fp4_gemv_split(n, k, 12, sms) is not None for sms in _SM_COUNTS)
-        tuned = any(c[7] == "gemv" and 12 <= n // 64 * c[5] / sms <= 96 for sms in _SM_COUNTS for c in fi._bf16_fp4_cute_dsl_tactic_configs(n, k, sms))
+        tuned = any(
+            c[7] == "gemv" and 12 <= n // 64 * c[5] / sms <= 96
+            for sms in _SM_COUNTS
+            for c in fi._bf16_fp4_cute_dsl_tactic_configs(n, k, sms)
+        )
         assert gemv(n, k) == (untuned or tuned), (n, k)
     assert not gemv(256, 384) and gemv(5760, 2880)
 
@@ -250,8 +266,19 @@ def test_run_says_what_is_missing() -> None:
 def test_refused_layers() -> None:
     r = LINEAR_RECIPES[0]
     with pytest.raises(MxdebugError, match="multiple of 16"):
-        r.plan(LinearLayer(torch.zeros(64, 12, dtype=torch.uint8), torch.zeros(64, 3, dtype=torch.uint8), replace(NVFP4, block=8), ("w",), (64,), torch.ones(1)))
-    coarse = LinearLayer(torch.zeros(64, 32, dtype=torch.uint8), torch.ones(64, 2, dtype=torch.uint8), replace(NVFP4, block=32), ("w",), (64,), torch.ones(1))
+        r.plan(
+            LinearLayer(
+                torch.zeros(64, 12, dtype=torch.uint8),
+                torch.zeros(64, 3, dtype=torch.uint8),
+                replace(NVFP4, block=8),
+                ("w",),
+                (64,),
+                torch.ones(1),
+            )
+        )
+    coarse = LinearLayer(
+        torch.zeros(64, 32, dtype=torch.uint8), torch.ones(64, 2, dtype=torch.uint8), replace(NVFP4, block=32), ("w",), (64,), torch.ones(1)
+    )
     with pytest.raises(MxdebugError, match="group size: expected 16"):
         r.plan(coarse).convert(coarse)
     with pytest.raises(MxdebugError, match="one of vllm"):
@@ -266,10 +293,18 @@ def test_fake_gives_the_kernels_shape() -> None:
     assert_fake(mm_bf16_fp4_fake)
 
 
-@pytest.mark.parametrize("broken, layout", [
-    (lambda a, b, s, g: a.new_empty(a.shape[0], b.shape[0]), "sm12x"), (lambda a, b, s, g: a.new_empty(a.shape[0], b.shape[1] // 2), "sm100"),
-    (lambda a, b, s, g: a.new_empty(a.shape[0], b.shape[0] if b.dtype == torch.uint8 else b.shape[1] // 2, dtype=torch.float32), "torch.float32"),
-    (lambda a, b, s, g: 1 / 0, "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    "broken, layout",
+    [
+        (lambda a, b, s, g: a.new_empty(a.shape[0], b.shape[0]), "sm12x"),
+        (lambda a, b, s, g: a.new_empty(a.shape[0], b.shape[1] // 2), "sm100"),
+        (
+            lambda a, b, s, g: a.new_empty(a.shape[0], b.shape[0] if b.dtype == torch.uint8 else b.shape[1] // 2, dtype=torch.float32),
+            "torch.float32",
+        ),
+        (lambda a, b, s, g: 1 / 0, "ZeroDivisionError"),
+    ],
+)
 def test_wrong_fakes_are_named(broken: object, layout: str) -> None:
     with pytest.raises(MxdebugError, match=layout):
         assert_fake(broken)
@@ -278,7 +313,10 @@ def test_wrong_fakes_are_named(broken: object, layout: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("n, k", SIZES)
 def test_traces_without_a_graph_break(family: str, n: int, k: int) -> None:
-    module, x = ConvertedLinear.convert(made_linear(n, k), family, MODELOPT), torch.randn(2, 3, k, generator=torch.Generator().manual_seed(2)).bfloat16()
+    module, x = (
+        ConvertedLinear.convert(made_linear(n, k), family, MODELOPT),
+        torch.randn(2, 3, k, generator=torch.Generator().manual_seed(2)).bfloat16(),
+    )
     assert torch.equal(torch.compile(module, fullgraph=True, backend="aot_eager")(x), module(x))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = module(mode.from_tensor(x))
@@ -294,7 +332,9 @@ def test_operator_is_registered_well(family: str) -> None:
 
 def test_fp16_is_refused_before_anything_is_computed() -> None:
     module = ConvertedLinear.convert(made_linear(128, 336), "sm100", MODELOPT)
-    with pytest.raises(MxdebugError, match="expected torch.bfloat16, got torch.float16.*vLLM selects this kernel without looking at the dtype"):
+    with pytest.raises(
+        MxdebugError, match="expected torch.bfloat16, got torch.float16.*vLLM selects this kernel without looking at the dtype"
+    ):
         module(torch.randn(2, 336).half())
     with pytest.raises(MxdebugError, match="padded already"):
         module(torch.randn(2, 384).bfloat16())
@@ -326,8 +366,12 @@ def test_state_dict_comes_back_and_is_no_checkpoint(family: str, tmp_path: Path)
 def test_other_state_dicts_are_refused() -> None:
     module = ConvertedLinear.convert(made_linear(128, 336), "sm100", MODELOPT)
     state = module.state_dict()
-    for broken, match in (({k: v for k, v in state.items() if k != MARK}, "a checkpoint's tensors"), ({**state, MARK: torch.tensor([1, 90, 1, 1])}, "a checkpoint's tensors"),
-                          ({**state, "weight_scale": state["weight_scale"].flatten()}, "6-D view"), ({**state, "weight": state["weight"][:64]}, "tensors of two layers")):
+    for broken, match in (
+        ({k: v for k, v in state.items() if k != MARK}, "a checkpoint's tensors"),
+        ({**state, MARK: torch.tensor([1, 90, 1, 1])}, "a checkpoint's tensors"),
+        ({**state, "weight_scale": state["weight_scale"].flatten()}, "6-D view"),
+        ({**state, "weight": state["weight"][:64]}, "tensors of two layers"),
+    ):
         with pytest.raises(MxdebugError, match=match):
             ConvertedLinear.from_state_dict(broken)
 
@@ -349,20 +393,33 @@ def test_scales_of_the_made_layers_reach_below_what_marlin_keeps() -> None:
 # -- what engines say -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "fault"), [
-    ("ValueError: FlashInfer CuTe-DSL W4A16 requires BF16 input, got torch.float16", "activations-fp16"),
-    ("ValueError: b12x NVFP4 W4A16 requires BF16 input, got torch.float16", "activations-fp16"),
-    ("ValueError: a.shape[1]=368 but b.shape=(256, 192) encodes K=384", "x-padded-by-bytes"),
-    ("ValueError: a.shape[1]=352 but k inferred from prepared b.shape=(24, 512) is 384", "x-not-padded"),
-    ("ValueError: b_descale has 2816 bytes but the 128x4-swizzled layout for N=256, K_sf=24 requires at least 6144", "group-32-as-16"),
-    ("ValueError: cute-dsl bf16 x fp4 on SM100 expects the torch.uint8 weight returned by prepare_bf16_fp4_weights(..., backend='cute-dsl'); got torch.int32.",
-     "state dict"),
-    ("In NVFP4 linear, the global weight scale differs across parallel layers (e.g. q_proj, k_proj, v_proj). This will likely reduce accuracy.",
-     "global-shared-by-parts"),
-    ("In NVFP4 linear, the weight global scale is different for parallel layers (e.g. q_proj, k_proj, v_proj).", "global-shared-by-parts"),
-    ("ValueError: CutlassNvFp4LinearKernel does not support W4A16", "BATCH_INVARIANT"),
-    ("RuntimeError: The size of tensor a (256) must match the size of tensor b (200) at non-singleton dimension 1", "bias-before-slice"),
-])
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("ValueError: FlashInfer CuTe-DSL W4A16 requires BF16 input, got torch.float16", "activations-not-bf16"),
+        ("ValueError: b12x NVFP4 W4A16 requires BF16 input, got torch.float16", "activations-not-bf16"),
+        ("ValueError: a.shape[1]=368 but b.shape=(256, 192) encodes K=384", "x-padded-by-bytes"),
+        ("ValueError: a.shape[1]=352 but k inferred from prepared b.shape=(24, 512) is 384", "x-not-padded"),
+        ("ValueError: b_descale has 2816 bytes but the 128x4-swizzled layout for N=256, K_sf=24 requires at least 6144", "group-32-as-16"),
+        (
+            "ValueError: cute-dsl bf16 x fp4 on SM100 expects the torch.uint8 weight returned by prepare_bf16_fp4_weights(..., backend='cute-dsl'); got torch.int32.",
+            "state dict",
+        ),
+        (
+            "In NVFP4 linear, the global weight scale differs across parallel layers (e.g. q_proj, k_proj, v_proj). This will likely reduce accuracy.",
+            "global-shared-by-parts",
+        ),
+        (
+            "In NVFP4 linear, the weight global scale is different for parallel layers (e.g. q_proj, k_proj, v_proj).",
+            "global-shared-by-parts",
+        ),
+        ("ValueError: CutlassNvFp4LinearKernel does not support W4A16", "BATCH_INVARIANT"),
+        (
+            "RuntimeError: The size of tensor a (256) must match the size of tensor b (200) at non-singleton dimension 1",
+            "bias-before-slice",
+        ),
+    ],
+)
 def test_symptoms(text: str, fault: str) -> None:
     from click.testing import CliRunner
 
@@ -378,5 +435,7 @@ def test_symptoms_are_what_flashinfer_says() -> None:
     from mxdebug.recipes.w4a16.symptoms import symptom
 
     with pytest.raises(ValueError, match="b_descale has") as error:
-        gemm.prepare_bf16_fp4_weights(torch.zeros(256, 192, dtype=torch.uint8), torch.zeros(200, 22, dtype=torch.uint8), None, backend="cute-dsl")
+        gemm.prepare_bf16_fp4_weights(
+            torch.zeros(256, 192, dtype=torch.uint8), torch.zeros(200, 22, dtype=torch.uint8), None, backend="cute-dsl"
+        )
     assert "group-32-as-16" in symptom(str(error.value))

@@ -51,8 +51,13 @@ def audit_linear(converter: Converter, path: str, checkpoint: str) -> list[str]:
                 continue
             evidence = examine(contract, recipe, layer, arguments, seen)
             folded = any(f.id == "global-folded-into-blocks" for e in evidence.explained.values() for f in e.stack)
-            found = [*evidence.findings, *(f for f in examine_alpha(contract, plan, layer, arguments, folded) if f.id != "global-shared-by-parts")]
-            wrong += [f"{where}{f.where}: {f.title} ({f.id}); {f.fix}" for f in found] + [where + text for text in evidence.unexplained.values()]
+            found = [
+                *evidence.findings,
+                *(f for f in examine_alpha(contract, plan, layer, arguments, folded) if f.id != "global-shared-by-parts"),
+            ]
+            wrong += [f"{where}{f.where}: {f.title} ({f.id}); {f.fix}" for f in found] + [
+                where + text for text in evidence.unexplained.values()
+            ]
     return wrong
 
 
@@ -70,5 +75,9 @@ def _named(made: object) -> dict[str, Tensor]:
         out = {("alpha" if k == "weight_global_scale" else k): t for k, t in made.items()}
         if set(out) >= {*KEYS, "alpha"}:
             return {k: out[k] for k in (*KEYS, "alpha")}
-    raise MxdebugError("the converter's result", "weight, weight_scale and alpha (or weight_global_scale)", ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__,
-                       "other names: name them in a lambda around the converter")
+    raise MxdebugError(
+        "the converter's result",
+        "weight, weight_scale and alpha (or weight_global_scale)",
+        ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__,
+        "other names: name them in a lambda around the converter",
+    )

@@ -147,7 +147,7 @@ export FLASHINFER_LOGLEVEL=10
 export FLASHINFER_DUMP_DIR={where}
 # Without a pattern every FlashInfer call is written.
 export FLASHINFER_DUMP_INCLUDE={shlex.quote(function)}
-# Calls a process. The first ones are kept, and those are warm-up: one a layer for each forward pass.
+# Calls a process. The first ones are kept, and those are warm-up: one for each MoE layer and forward pass, of mm_bf16_fp4 four and more a layer.
 export FLASHINFER_DUMP_MAX_COUNT=200
 # GiB a process. Each call brings its layer's weights along; when this is full, later calls are skipped with no more than a warning.
 export FLASHINFER_DUMP_MAX_SIZE_GB=100

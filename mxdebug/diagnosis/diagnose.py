@@ -26,6 +26,7 @@ from . import scalars as global_scales
 from .finding import CRASHED, PENDING, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
 from .given import Given
 from .linear import diagnose_linear
+from .linear_elsewhere import besides
 from .linear_locate import locate_linear
 from .locate import locate, tensor_parallel
 from .recover import Source
@@ -53,8 +54,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
                          "flashinfer.api_logging.flush_graph_dumps() after a replay, let the process end normally, or run the engine in eager mode",
                          (), facts, None, None, None, ("metadata only",), ("everything else: there are no tensors",))
     if (kernel := find_linear(call.function, call.arguments)) is not None:
-        position = (tp.tp_size, tp.tp_rank) if isinstance(tp, Parallel) else tp
-        return diagnose_linear(call, kernel, _chosen_linear(call, kernel, checkpoint, module, layer, position), facts, engine)
+        return _diagnose_linear(call, kernel, checkpoint, module, layer, (tp.tp_size, tp.tp_rank) if isinstance(tp, Parallel) else tp, facts, engine)
     contract = find(call.function, call.arguments)
     facts = (*facts, ("path", f"{contract.path}, {_verified(contract)}"))
     scales, unfit = _order_of_scales(call, contract, sent, checkpoint, layer)
@@ -87,14 +87,15 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     return d
 
 
-def _chosen_linear(call: Call, kernel: LinearContract, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None, module: str | None,
-                   layer: int | None, tp: tuple[int, int] | None) -> CheckpointLinear | None:
-    if checkpoint is None or isinstance(checkpoint, CheckpointLinear):
-        return checkpoint
+def _diagnose_linear(call: Call, kernel: LinearContract, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None, module: str | None,
+                     layer: int | None, tp: tuple[int, int] | None, facts: tuple[tuple[str, str], ...], engine: str) -> Diagnosis:
     if isinstance(checkpoint, CheckpointLayer):
         raise MxdebugError("checkpoint", "a linear layer", "a mixture of experts", f"{call.function} is a linear kernel")
+    if checkpoint is None or isinstance(checkpoint, CheckpointLinear):
+        return diagnose_linear(call, kernel, checkpoint, facts, engine)
     opened = open_checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
-    return locate_linear(kernel, call.arguments, opened, module=module, layer=layer, tp=tp)
+    located = locate_linear(kernel, call.arguments, opened, module=module, layer=layer, tp=tp)
+    return besides(diagnose_linear(call, kernel, located.chosen, facts, engine), located, tp, kernel, call.arguments, opened)
 
 
 def _order_of_scales(call: Call, contract: Contract, sent: Sequence[Tensor] | None, checkpoint: Checkpoint | CheckpointLayer | str | Path | None,

@@ -15,6 +15,7 @@ from ..contracts.cutedsl_w4a16 import FP16_LARGEST
 from ..faults import FAULTS, LINEAR_FAULTS, LinearRun
 from ..metrics import compare
 from ..recipes.w4a16.plan import LinearPlan
+from ..reference_linear import LinearLayer
 from .finding import CONSISTENT, PROVED, Finding
 
 
@@ -49,7 +50,9 @@ def follows(got: Tensor, want: Tensor, k: int, size: Tensor | None = None, befor
     if size is None:
         return True
     most = 2 * k * 2.0**-24 * size.double().nan_to_num(0.0, 0.0, 0.0).reshape(b.shape)
-    return bool(((a - b).abs() <= most + 2.0**-7 * (torch.maximum(a.abs(), b.abs()) + first.abs()) + torch.finfo(torch.bfloat16).tiny).all())
+    return bool(
+        ((a - b).abs() <= most + 2.0**-7 * (torch.maximum(a.abs(), b.abs()) + first.abs()) + torch.finfo(torch.bfloat16).tiny).all()
+    )
 
 
 def settled(seen: LinearSeen, fits: Callable[[Tensor], bool]) -> LinearSeen:
@@ -70,9 +73,20 @@ def examine_kernel(seen: LinearSeen, output: Tensor, arguments: Mapping[str, obj
         return True, []
     given = arguments.get("out")
     if isinstance(given, Tensor) and given.shape == output.shape and compare(output, given).bit_identical:
-        return False, [Finding(FAULTS["output-unwritten"], PROVED, "all tokens", "the output equals, bit for bit, the memory that the call was given to write into")]
+        return False, [
+            Finding(
+                FAULTS["output-unwritten"],
+                PROVED,
+                "all tokens",
+                "the output equals, bit for bit, the memory that the call was given to write into",
+            )
+        ]
     if not output.any():
-        return False, [Finding(FAULTS["output-unwritten"], CONSISTENT, "all tokens", "every element of the output is zero; the operands do not give zeros")]
+        return False, [
+            Finding(
+                FAULTS["output-unwritten"], CONSISTENT, "all tokens", "every element of the output is zero; the operands do not give zeros"
+            )
+        ]
     return False, []
 
 
@@ -81,27 +95,63 @@ def examine_activations(contract: LinearContract, x: Tensor, products: torch.dty
     out, o = [], contract.operand("x")
     bad = ~torch.isfinite(x).all(1)
     if bad.any():
-        out.append(Finding(FAULTS["input-not-finite"], PROVED, o.argument, f"NaN or inf in {int(bad.sum())} of {len(bad)} tokens, the first is token {int(bad.nonzero()[0])}"))
+        out.append(
+            Finding(
+                FAULTS["input-not-finite"],
+                PROVED,
+                o.argument,
+                f"NaN or inf in {int(bad.sum())} of {len(bad)} tokens, the first is token {int(bad.nonzero()[0])}",
+            )
+        )
     if products == torch.float16 and x.dtype == torch.bfloat16:
         large = torch.isfinite(x) & (x.abs().float() > FP16_LARGEST)
         if large.any():
             token, column = large.nonzero()[0].tolist()
-            out.append(Finding(FAULTS["activations-beyond-fp16"], PROVED, o.argument, f"{int(large.sum())} of {x.numel()} activations are beyond {FP16_LARGEST:.0f}, the first is "
-                               f"{x[token, column].item():g} in token {token}, column {column}"))
+            out.append(
+                Finding(
+                    FAULTS["activations-beyond-fp16"],
+                    PROVED,
+                    o.argument,
+                    f"{int(large.sum())} of {x.numel()} activations are beyond {FP16_LARGEST:.0f}, the first is "
+                    f"{x[token, column].item():g} in token {token}, column {column}",
+                )
+            )
     return out
 
 
 def examine_refused(contract: LinearContract, plan: LinearPlan, x: Tensor) -> list[Finding]:
     """Why the kernel refuses activations: their dtype, or the number of columns that they were padded to."""
     out, o, width = [], contract.operand("x"), x.shape[-1]
-    if x.dtype == torch.float16:
-        out.append(Finding(FAULTS["activations-fp16"], PROVED, o.argument, f"{x.dtype} {list(x.shape)}"))
+    if x.dtype != torch.bfloat16:
+        out.append(Finding(FAULTS["activations-not-bf16"], PROVED, o.argument, f"{x.dtype} {list(x.shape)}"))
     want, bytes_ = plan.padded[1], plan.weights_padding_bytes
     if width != want and width == plan.k + bytes_:
-        out.append(Finding(FAULTS["x-padded-by-bytes"], PROVED, o.argument, f"{width} columns: {plan.k} and {bytes_}, the weight's padding in bytes; the kernel reads {want}"))
+        out.append(
+            Finding(
+                FAULTS["x-padded-by-bytes"],
+                PROVED,
+                o.argument,
+                f"{width} columns: {plan.k} and {bytes_}, the weight's padding in bytes; the kernel reads {want}",
+            )
+        )
     elif width != want and width == plan.k:
         out.append(Finding(FAULTS["x-not-padded"], PROVED, o.argument, f"{width} columns, the layer's own; the kernel reads {want}"))
     return out
+
+
+def where_off(got: Tensor, want: Tensor, layer: LinearLayer) -> str:
+    """In which tokens, columns and parts an output [M, N or more] is further from `want` than one step and the floor, in words; "" where nowhere."""
+    a, b = (t[:, : layer.n].double().nan_to_num(1e30, 1e30, -1e30) for t in (got, want))
+    off = (a - b).abs() > 2.0**-6 * b.abs() + 2.0**-6 * b.square().mean().sqrt()
+    if not off.any():
+        return ""
+    tokens, columns = off.any(1).nonzero().flatten().tolist(), off.any(0).nonzero().flatten().tolist()
+    text = f"it is off in {len(tokens)} of {len(off)} tokens" + (
+        f" ({', '.join(map(str, tokens[:6]))}{',...' if len(tokens) > 6 else ''})" if len(tokens) < len(off) else ""
+    )
+    text += f" and {len(columns)} of {layer.n} columns" + (f" ({columns[0]} to {columns[-1]})" if len(columns) < layer.n else "")
+    parts = [name.rpartition(".")[2] for name, p in zip(layer.names, off.split(list(layer.rows), 1)) if p.any()]
+    return text + (f", all of them in {', '.join(parts)}" if len(parts) < len(layer.names) else "")
 
 
 def from_kernel(got: Tensor, kernel: Tensor, bias: Tensor | None, k: int, size: Tensor | None = None) -> bool:
@@ -113,13 +163,26 @@ _WIDTH = re.compile(r"a\.shape\[1\]=(\d+) but .*?(?:encodes K=| is )(\d+)")
 _SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
-def examine_run(contract: LinearContract, run: LinearRun, plan: LinearPlan, seen: LinearSeen | None, bias: Tensor | None) -> tuple[bool, list[Finding], str]:
+def examine_run(
+    contract: LinearContract, run: LinearRun, plan: LinearPlan, seen: LinearSeen | None, bias: Tensor | None
+) -> tuple[bool, list[Finding], str]:
     """(whether what the layer handed on follows, findings, what is open). seen: its kernel's call; None where that is refused."""
     n, padded = plan.n, plan.padded[0]
     if run.output is None:
         sizes = _SIZES.search(run.error)
         if sizes and n != padded and {int(s) for s in sizes.groups()} == {n, padded}:
-            return False, [Finding(FAULTS["bias-before-slice"], PROVED, "output", f"the layer raised: {run.error.splitlines()[0][:160]}; {padded} is N with its padding, {n} without")], ""
+            return (
+                False,
+                [
+                    Finding(
+                        FAULTS["bias-before-slice"],
+                        PROVED,
+                        "output",
+                        f"the layer raised: {run.error.splitlines()[0][:160]}; {padded} is N with its padding, {n} without",
+                    )
+                ],
+                "",
+            )
         width = _WIDTH.search(run.error)
         if width and int(width[2]) == plan.padded[1]:
             return False, examine_refused(contract, plan, torch.empty(0, int(width[1]), dtype=torch.bfloat16)), ""
@@ -135,17 +198,64 @@ def examine_run(contract: LinearContract, run: LinearRun, plan: LinearPlan, seen
     if width == padded != n:
         held = next((what for what, b in (("with bias", bias), ("without bias", None)) if same(n, b)), None)
         if held is not None:
-            return True, [Finding(FAULTS["output-not-sliced"], PROVED, "output", f"shape {list(run.output.shape)}, the first {n} of {width} columns are the layer's, {held}")], ""
+            return (
+                True,
+                [
+                    Finding(
+                        FAULTS["output-not-sliced"],
+                        PROVED,
+                        "output",
+                        f"shape {list(run.output.shape)}, the first {n} of {width} columns are the layer's, {held}",
+                    )
+                ],
+                "",
+            )
         return False, [Finding(FAULTS["output-not-sliced"], PROVED, "output", f"shape {list(run.output.shape)} where N is {n}")], ""
     if tuple(run.output.shape) != (*shape, n):
         return False, [], f"the output has shape {list(run.output.shape)}, the layer's is {[*shape, n]}"
     if same(n, bias):
         return True, [], ""
     if bias is not None and same(n, None):
-        return True, [Finding(FAULTS["bias-missing"], PROVED, "output", f"the output is the kernel's without the bias, whose norm is {bias.float().norm():.3f}",
-                              advice=LINEAR_FAULTS["bias-missing"].advice)], ""
+        return (
+            True,
+            [
+                Finding(
+                    FAULTS["bias-missing"],
+                    PROVED,
+                    "output",
+                    f"the output is the kernel's without the bias, whose norm is {bias.float().norm():.3f}",
+                    advice=LINEAR_FAULTS["bias-missing"].advice,
+                )
+            ],
+            "",
+        )
+    if bias is not None and from_kernel(got, kernel[:, :n] + bias, bias, plan.padded[1], size[:, :n] + bias.abs().float()):
+        return (
+            True,
+            [
+                Finding(
+                    FAULTS["bias-twice"],
+                    PROVED,
+                    "output",
+                    f"the output is the kernel's with the bias twice; its norm is {bias.float().norm():.3f}",
+                )
+            ],
+            "",
+        )
     alone = torch.zeros_like(run.output) if bias is None else bias.to(run.output.dtype).expand_as(run.output)
     if torch.equal(run.output, alone):
-        return False, [Finding(FAULTS["output-unwritten"], CONSISTENT, "output", "the output is the bias alone: the kernel's own part is zero" if bias is not None
-                               else "every element of the output is zero; the operands do not give zeros")], ""
+        return (
+            False,
+            [
+                Finding(
+                    FAULTS["output-unwritten"],
+                    CONSISTENT,
+                    "output",
+                    "the output is the bias alone: the kernel's own part is zero"
+                    if bias is not None
+                    else "every element of the output is zero; the operands do not give zeros",
+                )
+            ],
+            "",
+        )
     return False, [], ""

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..contracts import Contract
 from ..faults import FAULTS, OPERAND_FAULTS, Fault
 from ..formats import BlockTensor
-from ..layouts import GROUPS_64, INTERLEAVED_UP, LINEAR, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, SWIZZLE_128x4, UP_GATE, Layout
+from ..layouts import GROUPS_64, INTERLEAVED_UP, LINEAR, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, UP_GATE, Layout, SWIZZLE_128x4
 from ..recipes import Form, Plan, logical_operands
 from ..reference import MoELayer
 from .finding import CONSISTENT, PROVED, Finding

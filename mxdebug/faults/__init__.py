@@ -7,7 +7,8 @@ import difflib
 from ..errors import MxdebugError
 from .call_faults import CALL_FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OUTPUT_FAULTS, PARAMETER_FAULTS, X_FAULTS
 from .fault import OPERANDS, SCALARS, Fault, KernelChange, Situation
-from .linear_faults import LINEAR_FAULTS, NEW_FAULTS, LinearFault, linear_fault
+from .linear_faults import LINEAR_FAULTS, LinearFault, linear_fault
+from .linear_records import NEW_FAULTS
 from .linear_situation import LinearRun, LinearSituation
 from .operand_faults import OPERAND_FAULTS
 from .scalar_faults import CHECKPOINT_FAULTS, SCALAR_FAULTS, ScalarFault

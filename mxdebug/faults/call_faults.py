@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..contracts.activation import PARAMETERS
 from ..formats import BlockTensor
-from ..layouts import LINEAR, SWIZZLE_128x4, Layout
+from ..layouts import LINEAR, Layout, SWIZZLE_128x4
 from ..recipes import SWAP_NIBBLES
 from ..reference import CLAMPS, Activation, MoELayer, Parallel
 from .fault import Fault, KernelChange, Situation, full_like_first, needs

@@ -30,6 +30,7 @@ class LinearRun:
 
     def __repr__(self) -> str:
         """Dtypes, shapes and strides: where tensors of equal values differ."""
+
         def said(t: Tensor | None) -> str:
             return "none" if t is None else f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}, strides {list(t.stride())}"
 
@@ -93,8 +94,11 @@ def refusal(recipe: LinearRecipe, arguments: Mapping[str, Any]) -> str:
         return f"FlashInfer CuTe-DSL W4A16 requires BF16 input, got {a.dtype}"
     k = recipe.contract.sizes(b)[1]
     if a.shape[1] != k:  # _compute_cute_dsl_sm100, _compute_cute_dsl
-        return (f"a.shape[1]={a.shape[1]} but k inferred from prepared b.shape={tuple(b.shape)} is {k}" if b.dtype == torch.int32
-                else f"a.shape[1]={a.shape[1]} but b.shape={tuple(b.shape)} encodes K={k}")
+        return (
+            f"a.shape[1]={a.shape[1]} but k inferred from prepared b.shape={tuple(b.shape)} is {k}"
+            if b.dtype == torch.int32
+            else f"a.shape[1]={a.shape[1]} but b.shape={tuple(b.shape)} encodes K={k}"
+        )
     try:
         recipe.contract.check(arguments)
     except MxdebugError as error:

@@ -12,8 +12,29 @@ from torch import Tensor
 
 from ..contracts import Contract
 from ..errors import MxdebugError
-from ..layouts import (GATE_UP, GROUPS_64, INTERLEAVED, INTERLEAVED_SWAPPED, INTERLEAVED_UP, LINEAR, ROW_SHUFFLES, SHUFFLE_32, SHUFFLED_TWICE, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD,
-                       SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4, SWIZZLE_128x4, TRANSPOSED, UP_GATE, V_CACHE_4x4, Composed, Layout, RowOrder, RowShuffle)
+from ..layouts import (
+    GATE_UP,
+    GROUPS_64,
+    INTERLEAVED,
+    INTERLEAVED_SWAPPED,
+    INTERLEAVED_UP,
+    LINEAR,
+    ROW_SHUFFLES,
+    SHUFFLE_32,
+    SHUFFLED_TWICE,
+    SM12X_WEIGHT_TILES,
+    SM90_SCALE_FOLD,
+    SM90_WEIGHT_INTERLEAVE,
+    TRANSPOSED,
+    UP_GATE,
+    Composed,
+    Layout,
+    RowOrder,
+    RowShuffle,
+    SWIZZLE_8x4,
+    SWIZZLE_128x4,
+    V_CACHE_4x4,
+)
 from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, PAD_END, SWAP_NIBBLES, Form
 from ..reference import Parallel
 from .fault import Fault, Situation, Slots, needs

@@ -25,24 +25,36 @@ _FIELDS = ("M", "N", "K", "layout", "activations_as_fp16", "elements", "differin
 def load(file: Path = H200_TRITON) -> dict[str, Any]:
     """The record. Raises MxdebugError for a file that is no such record."""
     record = json.loads(file.read_text())
-    if not isinstance(record, dict) or not isinstance(record.get("cases"), list) or any(f not in c for c in record["cases"] for f in _FIELDS):
-        raise MxdebugError(f"record {file.name}", f"cases with {', '.join(_FIELDS)}", "something else", "written by another version of mxdebug")
+    if (
+        not isinstance(record, dict)
+        or not isinstance(record.get("cases"), list)
+        or any(f not in c for c in record["cases"] for f in _FIELDS)
+    ):
+        raise MxdebugError(
+            f"record {file.name}", f"cases with {', '.join(_FIELDS)}", "something else", "written by another version of mxdebug"
+        )
     return record
 
 
 def table(record: Mapping[str, Any] | None = None, least: int = 0) -> str:
     """A line a size and layout: mxdebug's own Triton kernel on an H200 against FlashInfer's trace reference. least: only layers of N from there on."""
     record = load() if record is None else record
-    lines = [f"mxdebug's own Triton kernel (not FlashInfer's) on SM{record['sm']}: torch {str(record['torch']).split('+')[0]}, triton {record['triton']}",
-             f"  {'layout':<6} {'tokens':>6} {'N':>5} {'K':>5}  {'bits differ':>20}  {'relative L2':>11}  {'floor':>8}"]
+    lines = [
+        f"mxdebug's own Triton kernel (not FlashInfer's) on SM{record['sm']}: torch {str(record['torch']).split('+')[0]}, triton {record['triton']}",
+        f"  {'layout':<6} {'tokens':>6} {'N':>5} {'K':>5}  {'bits differ':>20}  {'relative L2':>11}  {'floor':>8}",
+    ]
     for c in record["cases"]:
         if c["N"] < least:
             continue
-        lines.append(f"  {c['layout']:<6} {c['M']:>6} {c['N']:>5} {c['K']:>5}  {c['differing']:>8} of {c['elements']:>8}  {c['relative_l2']:>11.1e}  {c['floor']:>8.1e}"
-                     + ("  activations as fp16" if c["activations_as_fp16"] else ""))
+        lines.append(
+            f"  {c['layout']:<6} {c['M']:>6} {c['N']:>5} {c['K']:>5}  {c['differing']:>8} of {c['elements']:>8}  {c['relative_l2']:>11.1e}  {c['floor']:>8.1e}"
+            + ("  activations as fp16" if c["activations_as_fp16"] else "")
+        )
     elements, differing = (sum(c[k] for c in record["cases"]) for k in ("elements", "differing"))
-    lines.append(f"  in all {len(record['cases'])} cases, smaller ones among them, {elements - differing} of {elements} outputs are bit-identical;\n"
-                 f"  relative L2 is at most {max(c['relative_l2'] / c['floor'] for c in record['cases']):.2f} of the floor")
+    lines.append(
+        f"  in all {len(record['cases'])} cases, smaller ones among them, {elements - differing} of {elements} outputs are bit-identical;\n"
+        f"  relative L2 is at most {max(c['relative_l2'] / c['floor'] for c in record['cases']):.2f} of the floor"
+    )
     return "\n".join(lines)
 
 

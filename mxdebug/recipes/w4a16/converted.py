@@ -51,27 +51,53 @@ class ConvertedLinear(torch.nn.Module):
         mark = state.get(MARK)
         families = {v: k for k, v in _FAMILIES.items()}
         values = mark.tolist() if isinstance(mark, Tensor) and mark.dtype == torch.int64 and mark.shape == (4,) else None
-        if values is None or values[0] != 1 or values[1] not in families or not {"weight", "weight_scale", "weight_global_scale"} <= state.keys():
-            raise MxdebugError("state dict", f"a converted layer: weight, weight_scale, weight_global_scale and {MARK}", ", ".join(sorted(state)[:8]) or "nothing",
-                               "a checkpoint's tensors: open_checkpoint reads those")
+        if (
+            values is None
+            or values[0] != 1
+            or values[1] not in families
+            or not {"weight", "weight_scale", "weight_global_scale"} <= state.keys()
+        ):
+            raise MxdebugError(
+                "state dict",
+                f"a converted layer: weight, weight_scale, weight_global_scale and {MARK}",
+                ", ".join(sorted(state)[:8]) or "nothing",
+                "a checkpoint's tensors: open_checkpoint reads those",
+            )
         scales, family = state["weight_scale"], families[values[1]]
         if family == "sm100":  # a file has values under their indices, and no strides
             if scales.dim() != 6:
-                raise MxdebugError("weight_scale of a converted layer", "the 6-D view [32, 4, N/128, 4, K/64, 1]", f"shape {list(scales.shape)}", "flattened on the way")
+                raise MxdebugError(
+                    "weight_scale of a converted layer",
+                    "the 6-D view [32, 4, N/128, 4, K/64, 1]",
+                    f"shape {list(scales.shape)}",
+                    "flattened on the way",
+                )
             scales = cutedsl_sm100_view(scales.permute(5, 2, 4, 0, 1, 3).contiguous())
         operands = {"weight": state["weight"], "weight_scale": scales, "alpha": state["weight_global_scale"]}
         out = ConvertedLinear(operands, values[2], values[3], family, state.get("bias"))
         contract = by_layout(family)
-        contract.check(contract.arguments(operands, torch.zeros(1, values[3] + out.activations_padding, dtype=torch.bfloat16, device=scales.device)))
+        contract.check(
+            contract.arguments(operands, torch.zeros(1, values[3] + out.activations_padding, dtype=torch.bfloat16, device=scales.device))
+        )
         if (sizes := contract.sizes(state["weight"])) != (round_up(values[2]), round_up(values[3])):
-            raise MxdebugError("weight of a converted layer", f"N, K {values[2:]} padded to {MULTIPLE}, as {MARK} says", str(list(sizes)), "tensors of two layers")
+            raise MxdebugError(
+                "weight of a converted layer",
+                f"N, K {values[2:]} padded to {MULTIPLE}, as {MARK} says",
+                str(list(sizes)),
+                "tensors of two layers",
+            )
         return out
 
     def forward(self, x: Tensor) -> Tensor:
         """x bf16 [..., K] -> bf16 [..., N]. Raises MxdebugError for another dtype before anything is computed: the kernel takes BF16 only."""
         if x.dtype != torch.bfloat16:
-            raise MxdebugError("activations", "torch.bfloat16", str(x.dtype), "a model loaded in FP16: vLLM selects this kernel without looking at the dtype, "
-                               "and raises here ('FlashInfer CuTe-DSL W4A16 requires BF16 input'); serve it with --dtype bfloat16, or with Marlin")
+            raise MxdebugError(
+                "activations",
+                "torch.bfloat16",
+                str(x.dtype),
+                "a model loaded in FP16: vLLM selects this kernel without looking at the dtype, "
+                "and raises here ('FlashInfer CuTe-DSL W4A16 requires BF16 input'); serve it with --dtype bfloat16, or with Marlin",
+            )
         if x.shape[-1] != self.k:
             raise MxdebugError("activations", f"last dimension {self.k}", f"shape {list(x.shape)}", "padded already, or another layer's")
         flat = torch.nn.functional.pad(x.reshape(-1, self.k), (0, self.activations_padding)).contiguous()

@@ -16,7 +16,9 @@ from .recipe import linear_recipe
 SIZES = ((128, 384), (160, 320), (128, 352), (200, 336))  # (N, K): aligned, N unaligned, K unaligned, both
 
 
-def made_linear(n: int, k: int, *, parts: tuple[int, ...] | None = None, differ: bool = True, bias: bool = True, seed: int = 0) -> LinearLayer:
+def made_linear(
+    n: int, k: int, *, parts: tuple[int, ...] | None = None, differ: bool = True, bias: bool = True, seed: int = 0
+) -> LinearLayer:
     """A layer with all codes, E4M3 scales from 2^-3 to 7.5 that differ by row and by block, a few below 2^-6 (in some rows all), global scales that differ by part."""
     g = torch.Generator().manual_seed(seed)
     rows = parts or (n,)
@@ -26,8 +28,15 @@ def made_linear(n: int, k: int, *, parts: tuple[int, ...] | None = None, differ:
     scales[::5, ::3] = torch.randint(2, 8, scales[::5, ::3].shape, generator=g, dtype=torch.uint8)  # subnormal ones
     scales[4::9] = torch.randint(1, 8, scales[4::9].shape, generator=g, dtype=torch.uint8)  # rows of small weights have no others
     scale = torch.rand(1, generator=g).add(0.5).mul(2.0**-7)
-    return LinearLayer(payload, scales, NVFP4, tuple(f"part{i}" for i in range(len(rows))), rows,
-                       torch.cat([scale * (2.0**i if differ else 1.0) for i in range(len(rows))]), torch.randn(n, generator=g).bfloat16() if bias else None)
+    return LinearLayer(
+        payload,
+        scales,
+        NVFP4,
+        tuple(f"part{i}" for i in range(len(rows))),
+        rows,
+        torch.cat([scale * (2.0**i if differ else 1.0) for i in range(len(rows))]),
+        torch.randn(n, generator=g).bfloat16() if bias else None,
+    )
 
 
 def prepared() -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor], tuple[int, int]]]:
@@ -39,5 +48,8 @@ def prepared() -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor], tup
             operands = plan.convert(layer)
             for tokens in (1, 5):
                 arguments = plan.arguments(operands, torch.zeros(tokens, k))
-                yield (f"{c.path.rsplit('/')[-1]}, {n} x {k}, {tokens} token{'s' if tokens > 1 else ''}", (arguments["a"], arguments["b"], arguments["b_descale"], arguments["alpha"]),
-                       (tokens, plan.padded[0]))
+                yield (
+                    f"{c.path.rsplit('/')[-1]}, {n} x {k}, {tokens} token{'s' if tokens > 1 else ''}",
+                    (arguments["a"], arguments["b"], arguments["b_descale"], arguments["alpha"]),
+                    (tokens, plan.padded[0]),
+                )

@@ -12,7 +12,11 @@ from ...contracts.cutedsl_w4a16 import FUNCTION
 from ...errors import MxdebugError
 from .capability import capability
 
-FLASHINFER, TRITON, EMULATION = "FlashInfer's mm_bf16_fp4", "mxdebug's own Triton kernel, not FlashInfer's", "mxdebug's emulation on the CPU"
+FLASHINFER, TRITON, EMULATION = (
+    "FlashInfer's mm_bf16_fp4",
+    "mxdebug's own Triton kernel, not FlashInfer's",
+    "mxdebug's emulation on the CPU",
+)
 Fake = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -54,9 +58,9 @@ def mm_bf16_fp4_fake(a: Tensor, b: Tensor, b_descale: Tensor, alpha: Tensor) -> 
 
 def wrong_fakes(fake: Fake) -> list[str]:
     """What a fake implementation gets wrong, in words, for both layouts, sizes aligned and not, one token and several. An engine's test asserts none."""
-    from .examples import prepared
-
     from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from .examples import prepared
 
     out, cases = [], list(prepared())  # made outside: their sizes depend on data
     with FakeTensorMode() as mode:
@@ -74,5 +78,9 @@ def wrong_fakes(fake: Fake) -> list[str]:
 def assert_fake(fake: Fake) -> None:
     """For an engine's tests: MxdebugError where a fake implementation of mm_bf16_fp4 gives another shape or dtype than the kernel."""
     if wrong := wrong_fakes(fake):
-        raise MxdebugError("fake implementation of mm_bf16_fp4", "the shape that the kernel gives: N is b.shape[0] of uint8, b.shape[1] // 2 of int32", "; ".join(wrong),
-                           "one layout's rule used for both")
+        raise MxdebugError(
+            "fake implementation of mm_bf16_fp4",
+            "the shape that the kernel gives: N is b.shape[0] of uint8, b.shape[1] // 2 of int32",
+            "; ".join(wrong),
+            "one layout's rule used for both",
+        )

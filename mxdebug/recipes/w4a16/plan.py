@@ -21,16 +21,25 @@ from .padding import PackedBytes, elements_of, padding_bytes, round_up
 
 # -- what a slot can hold; the first of each is right ---------------------------------------------------------------
 PAYLOAD = ("as stored", "nibbles swapped")
-ORDER = ("as joined", "reversed")
+ORDER = ("as joined", "reversed", "interleaved")  # or a permutation such as "0,2,1"
 SCALE_VALUES = ("as stored", "cast by value", "global scale folded in")
 GROUP = (16, 32)
 SWIZZLES = (1, 0, 2)
-VIEW = ("strided", "contiguous")                             # SM100: of the 6-D view
+VIEW = ("strided", "contiguous")  # SM100: of the 6-D view
 RECODE = ("exact", "left as E4M3", "small scales flushed", "Marlin's")  # SM12x: to S0E5M3
-SCALAR = ("one for all parts", "inverted", "missing", "another part's", "not that of the file")
+SCALAR = (
+    "one for all parts",
+    "inverted",
+    "missing",
+    "another part's",
+    "squared",
+    "rounded to bf16",
+    "rounded to fp16",
+    "not that of the file",
+)
 X_PAD = ("elements", "bytes", "none")
 X_DTYPE = (torch.bfloat16, torch.float16)
-BIAS = ("after the slice", "before the slice", "missing")
+BIAS = ("after the slice", "before the slice", "missing", "twice")
 FLUSHED_BELOW = 2.0**-6  # vLLM nvfp4_marlin_process_scales: scale * 2^7 < 2
 
 
@@ -117,21 +126,38 @@ class LinearPlan:
         if self.scalar == "another part's":
             at = int(g.argmin() if self.takes == "max" else g.argmax())
         number = g[at].reshape(1)
-        if self.scalar == "inverted":
-            return 1.0 / number
+        changed = {
+            "inverted": lambda g: 1.0 / g,
+            "squared": lambda g: g * g,
+            "rounded to bf16": lambda g: g.bfloat16().float(),
+            "rounded to fp16": lambda g: g.half().float(),
+        }
+        if self.scalar in changed:
+            return changed[self.scalar](number)
         if self.scalar == "missing" or self.scale_values == "global scale folded in":
             return torch.ones_like(number)
         return number * 1.5 if self.scalar == "not that of the file" else number
 
     def _ordered(self, t: Tensor, layer: LinearLayer) -> Tensor:
-        return torch.cat(t.split(list(layer.rows))[::-1]) if self.order == "reversed" else t
+        if self.order == ORDER[0]:
+            return t
+        parts = t.split(list(layer.rows))
+        if self.order == "interleaved":
+            return torch.stack(parts, 1).flatten(0, 1)
+        order = range(len(parts))[::-1] if self.order == "reversed" else map(int, self.order.split(","))
+        return torch.cat([parts[i] for i in order])
 
     def _scale_bytes(self, t: Tensor, layer: LinearLayer) -> Tensor:
         block = layer.format.block
         if block == 32 and self.group == 32:  # [N, K/32] at the front of memory for [N, K/16], the rest as it was allocated
             t = pad(t, (0, self.k // 16 - t.shape[1]))
         elif block != 16:
-            raise MxdebugError("group size", "16, which is NVFP4's", str(block), "no W4A16 kernel reads other blocks: vLLM allocates K/16 scales a row (TensorRT-LLM#19091)")
+            raise MxdebugError(
+                "group size",
+                "16, which is NVFP4's",
+                str(block),
+                "no W4A16 kernel reads other blocks: vLLM allocates K/16 scales a row (TensorRT-LLM#19091)",
+            )
         if self.scale_values == "cast by value":
             return CAST_E4M3_BY_VALUE.apply(t)
         if self.scale_values == "global scale folded in":
@@ -159,7 +185,7 @@ class LinearPlan:
             out = out + bias
         if self.sliced:
             out = out[..., : self.n].contiguous() if out.shape[-1] != self.n else out
-        if bias is not None and self.bias == "after the slice":
+        for _ in range({"after the slice": 1, "twice": 2}.get(self.bias, 0) if bias is not None else 0):
             out = out + bias
         return out.reshape(*shape, out.shape[-1])
 
@@ -179,12 +205,16 @@ class LinearPlan:
         (n, k), (rows, columns) = self.padded, SWIZZLE_128x4.padded(self.n, self.k // 16)
         to = "128x4" if self.swizzles == 1 else f"128x4, {self.swizzles} times"
         last = f"linear {n} x {k // 16} | transposed | S0E5M3, {self.recode}" if self.sm12x else f"6-D view, {self.view}"
-        return "\n".join((
-            f"weight       pad {self.n} x {self.k} -> {n} x {k} elements ({self.weights_padding_bytes} bytes a row)" + (" | SM12x weight tiles" if self.sm12x else ""),
-            f"weight_scale pad {self.n} x {self.k // 16} -> {rows} x {columns} | {to} | {last}",
-            f"alpha        the {'largest' if self.takes == 'max' else 'smallest'} of the parts' global scales, as a multiplier",
-            f"x            pad K {self.k} -> {k} (2 elements a byte); bfloat16",
-            f"output       first {self.n} of {n} columns, then + bias"))
+        return "\n".join(
+            (
+                f"weight       pad {self.n} x {self.k} -> {n} x {k} elements ({self.weights_padding_bytes} bytes a row)"
+                + (" | SM12x weight tiles" if self.sm12x else ""),
+                f"weight_scale pad {self.n} x {self.k // 16} -> {rows} x {columns} | {to} | {last}",
+                f"alpha        the {'largest' if self.takes == 'max' else 'smallest'} of the parts' global scales, as a multiplier",
+                f"x            pad K {self.k} -> {k} (2 elements a byte); bfloat16",
+                f"output       first {self.n} of {n} columns, then + bias",
+            )
+        )
 
 
 def _recode(scales: Tensor, how: str) -> Tensor:

@@ -36,15 +36,27 @@ class LinearRecipe:
         if layer.format.element is not NVFP4.element or layer.format.scale is not NVFP4.scale:
             raise MxdebugError("weight", "NVFP4", layer.format.name, "another quantisation, so another path")
         if layer.k % 16:
-            raise MxdebugError("K of the weight", "a multiple of 16", str(layer.k), "vLLM: 'Unsupported model when in features size is not multiple of 16'")
+            raise MxdebugError(
+                "K of the weight", "a multiple of 16", str(layer.k), "vLLM: 'Unsupported model when in features size is not multiple of 16'"
+            )
         return LinearPlan(self.contract, layer.n, layer.k, TAKES[self.checkpoint])
 
 
 LINEAR_RECIPES = tuple(
-    LinearRecipe("vllm", "0.33", c.path, kind, c,
-                 "automatic on SM100 and SM103; else --linear-backend flashinfer_cutedsl" if c.sm[0] == 100 else "vllm serve MODEL --linear-backend flashinfer_cutedsl",
-                 "FlashInferCuteDslNvFp4W4A16LinearKernel.process_weights_after_loading")
-    for c in CONTRACTS for kind in TAKES)
+    LinearRecipe(
+        "vllm",
+        "0.33",
+        c.path,
+        kind,
+        c,
+        "automatic on SM100 and SM103; else --linear-backend flashinfer_cutedsl"
+        if c.sm[0] == 100
+        else "vllm serve MODEL --linear-backend flashinfer_cutedsl",
+        "FlashInferCuteDslNvFp4W4A16LinearKernel.process_weights_after_loading",
+    )
+    for c in CONTRACTS
+    for kind in TAKES
+)
 
 
 def linear_recipe(path: str, checkpoint: str, engine: str = "vllm") -> LinearRecipe:

@@ -6,29 +6,61 @@ import re
 
 # What vLLM 0.33 or FlashInfer 0.7.4 writes -> what it means, and which entry of `mxdebug faults` it is.
 SYMPTOMS: tuple[tuple[str, str], ...] = (
-    (r"W4A16 requires BF16 input", (
-        "vLLM stopped at the first forward, while it profiles memory (apply_weights of the CuTe-DSL or b12x W4A16 kernel): the model runs in FP16 and this kernel takes BF16 only. "
-        "vLLM does not look at the dtype when it selects the kernel (activations-fp16). Serve with --dtype bfloat16, or --linear-backend marlin; "
-        "`mxdebug select-linear --sm SM --dtype float16` says it beforehand")),
-    (r"a\.shape\[1\]=\d+ but .*(encodes K=|k inferred)", (
-        "FlashInfer refuses activations whose width is not the weight's padded K: padded by payload bytes where elements are meant (x-padded-by-bytes: the "
-        "first number is K plus half of the padding), or not padded (x-not-padded)")),
-    (r"b_descale has \d+ bytes but the 128x4-swizzled layout", (
-        "FlashInfer's prepare_bf16_fp4_weights got fewer scale bytes than the padded weight has blocks: linear scales that were never padded to 128 rows and "
-        "4 columns (scales-linear), or a checkpoint with one scale for 32 elements (group-32-as-16)")),
-    (r"cute-dsl bf16 x fp4 on SM\d+ expects the torch\.\w+ weight", (
-        "the weight was prepared for the other architecture, or not at all: SM100 and SM103 take the uint8 payload, SM12x int32 tiles. Often a state dict that "
-        "was saved after loading, on another GPU; convert again from the checkpoint")),
-    (r"In NVFP4 linear, the (global weight scale differs|weight global scale is different)", (
-        "only a warning, and a real fault: joined projections (q, k, v; gate, up) have different global scales, and the kernel takes one number for all "
-        "(global-shared-by-parts). `mxdebug diagnose` prints by how much each part is off")),
-    (r"(Cutlass|Emulation)NvFp4LinearKernel does not support W4A16", (
-        "VLLM_BATCH_INVARIANT forces a kernel that quantises activations, and refuses weight-only layers; no backend can be chosen beside it")),
-    (r"NVFP4 weight_scale for layer .* was never loaded", (
-        "the file has no block scales for this layer: it is stored unquantised and should be in the ignore list, or the names do not match")),
+    (
+        r"W4A16 requires BF16 input",
+        (
+            "vLLM stopped at the first forward, while it profiles memory (apply_weights of the CuTe-DSL or b12x W4A16 kernel): the model runs in FP16 and this kernel takes BF16 only. "
+            "vLLM does not look at the dtype when it selects the kernel (activations-not-bf16). Serve with --dtype bfloat16, or --linear-backend marlin; "
+            "`mxdebug select-linear --sm SM --dtype float16` says it beforehand"
+        ),
+    ),
+    (
+        r"a\.shape\[1\]=\d+ but .*(encodes K=|k inferred)",
+        (
+            "FlashInfer refuses activations whose width is not the weight's padded K: padded by payload bytes where elements are meant (x-padded-by-bytes: the "
+            "first number is K plus half of the padding), or not padded (x-not-padded)"
+        ),
+    ),
+    (
+        r"b_descale has \d+ bytes but the 128x4-swizzled layout",
+        (
+            "FlashInfer's prepare_bf16_fp4_weights got fewer scale bytes than the padded weight has blocks: linear scales that were never padded to 128 rows and "
+            "4 columns (scales-linear), or a checkpoint with one scale for 32 elements (group-32-as-16)"
+        ),
+    ),
+    (
+        r"cute-dsl bf16 x fp4 on SM\d+ expects the torch\.\w+ weight",
+        (
+            "the weight was prepared for the other architecture, or not at all: SM100 and SM103 take the uint8 payload, SM12x int32 tiles. Often a state dict that "
+            "was saved after loading, on another GPU; convert again from the checkpoint"
+        ),
+    ),
+    (
+        r"In NVFP4 linear, the (global weight scale differs|weight global scale is different)",
+        (
+            "only a warning, and a real fault: joined projections (q, k, v; gate, up) have different global scales, and the kernel takes one number for all "
+            "(global-shared-by-parts). `mxdebug diagnose` prints by how much each part is off"
+        ),
+    ),
+    (
+        r"(Cutlass|Emulation)NvFp4LinearKernel does not support W4A16",
+        (
+            "VLLM_BATCH_INVARIANT forces a kernel that quantises activations, and refuses weight-only layers; no backend can be chosen beside it"
+        ),
+    ),
+    (
+        r"NVFP4 weight_scale for layer .* was never loaded",
+        (
+            "the file has no block scales for this layer: it is stored unquantised and should be in the ignore list, or the names do not match"
+        ),
+    ),
     (r"Dropping input_scale from a weight-only W4A16", "harmless: the file has an input scale, and W4A16 does not quantise activations"),
-    (r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension 1", (
-        "if the larger number is N rounded up to 64 and the smaller is N: the bias was added before the padded output was cut to N (bias-before-slice)")),
+    (
+        r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension 1",
+        (
+            "if the larger number is N rounded up to 64 and the smaller is N: the bias was added before the padded output was cut to N (bias-before-slice)"
+        ),
+    ),
 )
 
 
