@@ -68,7 +68,7 @@ def test_vllms_way_is_right(path: str, kind: str) -> None:
         (SM12X, CT_NVFP4, {"divisor": True}, "global-inverted"),
         (SM100, MODELOPT, {"takes": Tensor.min}, "global-of-another-part"),
         (SM100, CT_NVFP4, {"takes": Tensor.min}, "global-of-another-part"),
-        (SM100, MODELOPT, {"alignment": 32}, "multiple of 64"),
+        (SM100, MODELOPT, {"alignment": 32}, "vLLM pads"),
         (SM100, MODELOPT, {"takes": lambda g: g.mean()}, "global-other"),
     ],
 )
@@ -84,3 +84,71 @@ def test_results_of_another_form() -> None:
             audit_linear(lambda p, made=made: made, SM100, MODELOPT)
     with pytest.raises(MxdebugError, match="one of vllm"):
         audit_linear(vllms(SM100), SM100, "gpt-oss")
+
+
+def changed(
+    path: str, change: Callable[[dict[str, Tensor]], None], **options: object
+) -> Callable[[dict[str, Tensor]], tuple[Tensor, Tensor, Tensor]]:
+    """vLLM's way on parameters that were changed before."""
+
+    def convert(p: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        change(p)
+        return vllms(path, **options)(p)
+
+    return convert
+
+
+def halves(p: dict[str, Tensor]) -> None:
+    for name in ("weight", "weight_packed", "weight_scale"):
+        if name in p:
+            t = p[name].view(torch.uint8)
+            p[name] = torch.cat([t[len(t) // 2 :], t[: len(t) // 2]]).view(p[name].dtype)
+
+
+def saturated(most: float) -> Callable[[dict[str, Tensor]], None]:
+    return lambda p: p.update(weight_scale=p["weight_scale"].float().clamp(max=most).to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("path", LINEAR_CONTRACTS)
+@pytest.mark.parametrize("kind", [MODELOPT, CT_NVFP4])
+def test_wrong_converters_that_look_harmless(path: str, kind: str) -> None:
+    zero = lambda p: p.update(
+        weight_scale=torch.where(p["weight_scale"].float() == 0, 2.0**-9, p["weight_scale"].float()).to(torch.float8_e4m3fn)
+    )  # noqa: E731
+    pick = "weight_scale_2" if kind == MODELOPT else "weight_global_scale"
+    for broken, words in (
+        (changed(path, saturated(240.0)), "no known change"),
+        (changed(path, saturated(8.0)), "no known change"),
+        (changed(path, zero), "no known change"),
+        (changed(path, lambda p: p.update({pick: p[pick][:1]})), "global-"),
+        (changed(path, lambda p: p.update({pick: p[pick][-1:]})), "global-"),
+        (changed(path, halves), "parts-reordered"),
+        (lambda p: 1 / 0, "the converter raised ZeroDivisionError"),
+        (lambda p: tuple(t.to("meta") for t in vllms(path)(p)), "on meta"),
+    ):
+        lines = audit_linear(broken, path, kind)
+        assert lines and any(words in line for line in lines), (words, lines)
+
+
+def test_misaligned_views_are_refused_on_sm100() -> None:
+    def shifted(p: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        w, s, a = vllms(SM100)(p)
+        buffer = torch.zeros(w.numel() + 1, dtype=torch.uint8)
+        buffer[1:] = w.flatten()
+        return buffer[1:].view(w.shape), s, torch.cat([a, a])[1:]
+
+    assert any("multiples of 32 bytes" in line and "weight, alpha" in line for line in audit_linear(shifted, SM100, MODELOPT))
+
+
+def test_right_results_in_other_forms() -> None:
+    for path in LINEAR_CONTRACTS:
+        assert_linear_keeps_contract(lambda p, path=path: list(vllms(path)(p)), path, MODELOPT)
+    with pytest.raises(MxdebugError, match="no alpha among"):
+        audit_linear(lambda p: dict(zip(("weight", "weight_scale"), vllms(SM100)(p))), SM100, MODELOPT)
+
+
+def test_a_path_without_its_layout_names_the_layouts() -> None:
+    from mxdebug.contracts import any_contract
+
+    with pytest.raises(MxdebugError, match="flashinfer_cutedsl/sm100, nvfp4_w4a16/flashinfer_cutedsl/sm12x"):
+        any_contract("nvfp4_w4a16/flashinfer_cutedsl")

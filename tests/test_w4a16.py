@@ -303,6 +303,11 @@ def test_fake_gives_the_kernels_shape() -> None:
             "torch.float32",
         ),
         (lambda a, b, s, g: 1 / 0, "ZeroDivisionError"),
+        (lambda a, b, s, g: None, "NoneType"),
+        (lambda a, b, s, g: mm_bf16_fp4_fake(a, b, s, g).to("meta"), "on meta"),
+        (lambda a, b, s, g: mm_bf16_fp4_fake(a, b, s, g).T.contiguous().T, "strides"),
+        (lambda a, b, s, g: mm_bf16_fp4_fake(a.mul_(0), b, s, g), "writes into"),
+        (lambda a, b, s, g: a[:, : mm_bf16_fp4_fake(a, b, s, g).shape[1]], "a view of an input"),
     ],
 )
 def test_wrong_fakes_are_named(broken: object, layout: str) -> None:
@@ -385,9 +390,13 @@ def test_forward_is_what_the_checkpoint_means_up_to_rounding() -> None:
             assert c.relative_l2 <= 2.0**-8 and c.cosine >= 1 - 2.0**-16 and abs(c.norm_ratio - 1) <= 2.0**-8
 
 
-def test_scales_of_the_made_layers_reach_below_what_marlin_keeps() -> None:
-    values = E4M3_SCALE.decode(made_linear(128, 384).scales)
-    assert 0 < values.min() < 2.0**-6 and values.max() > 1
+def test_made_layers_have_every_scale() -> None:
+    scales = made_linear(160, 320).scales
+    assert scales.unique().tolist() == list(range(127))
+    values = E4M3_SCALE.decode(scales)
+    assert values.min() == 0 and values[values > 0].min() == 2.0**-9 and values.max() == 448
+    factors = made_linear(96, 320, parts=(32, 32, 32)).global_scales
+    assert factors.argmax() == 1 and factors.argmin() == 2
 
 
 # -- what engines say -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ def contract(path: str) -> Contract:
 
 def any_contract(path: str) -> Contract | LinearContract:
     """As `contract`, linear kernels among them."""
+    layouts = [p for p in LINEAR_CONTRACTS if p.startswith(f"{path}/")]
+    if layouts:
+        raise MxdebugError("path", f"one of {', '.join(layouts)}", repr(path), "the kernel has a layout for each generation of GPUs")
     return LINEAR_CONTRACTS[path] if path in LINEAR_CONTRACTS else contract(path)
 
 

@@ -180,6 +180,8 @@ def _stands_there(contract: LinearContract, key: str, seen: LinearSeen, plan: Li
     if zero.any():
         at = zero.nonzero().flatten()
         text += f", {len(at)} are zero (rows {int(at[0])} to {int(at[-1])})"
+    if placed == len(right):
+        return text + ": the difference is in the padding"
     other = (found != right) & ~zero & ~torch.isin(found, right)
     return text + (f", {int(other.sum())} are not this layer's (the first is row {int(other.nonzero()[0])})" if other.any() else "")
 

@@ -65,13 +65,32 @@ def wrong_fakes(fake: Fake) -> list[str]:
     out, cases = [], list(prepared())  # made outside: their sizes depend on data
     with FakeTensorMode() as mode:
         for name, (a, b, b_descale, alpha), want in cases:
+            inputs = [mode.from_tensor(t) for t in (a, b, b_descale, alpha)]
+            before = [t._version for t in inputs]
             try:
-                got = fake(*(mode.from_tensor(t) for t in (a, b, b_descale, alpha)))
+                got = fake(*inputs)
+                if [t._version for t in inputs] != before:
+                    out.append(f"{name}: it writes into its inputs, the kernel does not")
             except Exception as error:  # an engine's code: whatever it raises is the answer
                 out.append(f"{name}: raised {type(error).__name__}: {error}")
                 continue
-            if tuple(got.shape) != want or got.dtype != torch.bfloat16:
-                out.append(f"{name}: {got.dtype} {list(got.shape)}, the kernel gives torch.bfloat16 {list(want)}")
+            out += [f"{name}: {text}" for text in _differs(got, want, inputs)]
+    return out
+
+
+def _differs(got: object, want: tuple[int, int], inputs: list[Tensor]) -> list[str]:
+    """In what a fake's result is another than the kernel's, in words."""
+    if not isinstance(got, Tensor):
+        return [f"{type(got).__name__}, the kernel gives a tensor"]
+    out = []
+    if tuple(got.shape) != want or got.dtype != torch.bfloat16:
+        out.append(f"{got.dtype} {list(got.shape)}, the kernel gives torch.bfloat16 {list(want)}")
+    if got.device != inputs[0].device:
+        out.append(f"on {got.device}, the kernel's result is on {inputs[0].device} as a is")
+    if not got.is_contiguous():
+        out.append(f"strides {list(got.stride())}, the kernel's result is contiguous")
+    if any(torch._C._is_alias_of(got, t) for t in inputs):
+        out.append("a view of an input, the kernel's result is new memory")
     return out
 
 
@@ -81,6 +100,5 @@ def assert_fake(fake: Fake) -> None:
         raise MxdebugError(
             "fake implementation of mm_bf16_fp4",
             "the shape that the kernel gives: N is b.shape[0] of uint8, b.shape[1] // 2 of int32",
-            "; ".join(wrong),
-            "one layout's rule used for both",
+            "\n  " + "\n  ".join(wrong),
         )
