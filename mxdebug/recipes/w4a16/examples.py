@@ -37,9 +37,9 @@ def made_linear(
     by_row, by_block = torch.randint(0, 6, (n, 1), generator=g), torch.randint(0, 8, (n, k // 16), generator=g)
     scales = (0x20 + 8 * by_row + by_block).to(torch.uint8)
     scales[::5, ::3] = torch.randint(2, 8, scales[::5, ::3].shape, generator=g, dtype=torch.uint8)  # subnormal ones
-    some = scales[2::7, 1::4]
-    scales[2::7, 1::4] = (torch.arange(some.numel()) % 127).to(torch.uint8).reshape(some.shape)  # every code but NaN
     scales[4::9] = torch.randint(1, 8, scales[4::9].shape, generator=g, dtype=torch.uint8)  # rows of small weights have no others
+    some = scales[2::6, 1::3]
+    scales[2::6, 1::3] = (torch.arange(some.numel()) % 127).to(torch.uint8).reshape(some.shape)  # every code but NaN
     scale = torch.rand(1, generator=g).add(0.5).mul(2.0**-7)
     return LinearLayer(
         payload,
