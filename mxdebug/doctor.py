@@ -8,7 +8,9 @@ from importlib.util import find_spec
 
 from .calls import dump_recipe
 from .contracts import CONTRACTS, Contract, cutlass
+from .contracts.cutedsl_w4a16 import SM100
 from .recipes import RECIPES
+from .recipes.w4a16.recipe import LINEAR_RECIPES
 from .recipes.w4a16.capability import capability
 
 
@@ -61,11 +63,18 @@ def w4a16() -> list[str]:
              f"    kernel               {'runs here' if ok else 'does not run here'}: {why}"]
     if ok:
         takes = "takes it by itself" if sm in (100, 103) else "takes Marlin; this one with --linear-backend flashinfer_cutedsl"
-        return [*lines, f"    vLLM                 {takes}"]
+        return [*lines, f"    vLLM                 {takes}", *_known()]
     instead = "vLLM takes Humming where it is installed, else Marlin (0.30: Marlin)" if sm == 90 else "vLLM takes Marlin (SM75 and newer)"
     stands_in = ("mxdebug's own Triton kernel runs on this GPU, and the CPU emulation" if sm is not None and sm >= 80
                  else "mxdebug's CPU emulation; its own Triton kernel needs SM80 or newer")
-    return [*lines, f"    instead              {instead}", f"    stands in for it     {stands_in}"]
+    return [*lines, f"    instead              {instead}", f"    stands in for it     {stands_in}", *_known()]
+
+
+def _known() -> list[str]:
+    """What the two layouts were checked against, and how vLLM is made to take them."""
+    lines = [f"    verified             {v.how}, {v.versions}:\n                           {v.result}" for v in SM100.verified]
+    ways = {r.forced_by: f"SM{r.contract.sm[0] // 10}x" for r in LINEAR_RECIPES}
+    return [*lines, *(f"    to make vLLM take it {way}  [{sm}]" for way, sm in ways.items())]
 
 
 def report() -> str:
