@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ class LinearSeen:
         x = self.x.to(self.products).float().nan_to_num(0.0, 0.0, 0.0).abs()
         return (x @ self.weight.dequantise(torch.float32, self.scale).nan_to_num_(0.0).abs_().T) * self.alpha.abs()
 
+    @functools.cached_property
     def sums(self) -> Tensor:
         """float32 [M, N]: the sums before alpha. Weights are exact in bf16 and in fp16: E2M1 times a 4-bit significand has 6 bits at most."""
         x = self.x.to(self.products).double()
@@ -45,7 +47,7 @@ class LinearSeen:
 
     def emulate(self) -> Tensor:
         """bf16 [M, N]: the sum in float32, times alpha in float32, stored as bf16."""
-        return (self.sums() * self.alpha).to(torch.bfloat16)
+        return (self.sums * self.alpha).to(torch.bfloat16)
 
 
 @dataclass(frozen=True)
