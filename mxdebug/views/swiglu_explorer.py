@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any
 
 import ipywidgets
@@ -19,7 +17,7 @@ from ..errors import MxdebugError
 from ..metrics import Comparison, compare
 from ..recipes.swiglu import PARAMETERS, Passed, parameters
 from ..reference import CLAMPS, Activation, Trace
-from . import figures
+from . import explorer, figures
 
 WIDEST = 20  # the pre-activations drawn: from -WIDEST to WIDEST; those beyond are counted, not drawn
 LIMITS = (*map(float, range(1, 13)), 15.0, 20.0, 30.0, math.inf)  # inf: no limit is passed
@@ -217,7 +215,7 @@ def draw(e: Effect) -> go.Figure:
 # -- sliders ----------------------------------------------------------------------------------------------------------
 
 
-class Explorer(ipywidgets.VBox):
+class Explorer(explorer.Explorer[Effect]):
     """Sliders for alpha, beta and limit, a list for the place of the clamp; below them what the kernel would make of the call.
 
     It starts at what the call passes. `alpha`, `beta`, `limit` and `clamp` are the widgets: set `.value` to drive it from code, then
@@ -239,48 +237,31 @@ class Explorer(ipywidgets.VBox):
             raise MxdebugError(
                 "swiglu_limit", f"one of {', '.join(f'{v:g}' for v in LIMITS)}", f"{start.limit:g}", "the slider has no such place"
             )
-        wide = {"style": {"description_width": "9em"}, "layout": {"width": "34em"}}
-        late = {"continuous_update": False, **wide}  # each step emulates the call: at the end of a drag, not all along it
         self.alpha = ipywidgets.FloatSlider(
-            value=start.alpha, min=0.0, max=3.0, step=0.002, readout_format=".3f", description="alpha", **late
+            value=start.alpha, min=0.0, max=3.0, step=0.002, readout_format=".3f", description="alpha", **self.LATE
         )
-        self.beta = ipywidgets.FloatSlider(value=start.beta, min=-1.0, max=2.0, step=0.05, readout_format=".2f", description="beta", **late)
+        self.beta = ipywidgets.FloatSlider(
+            value=start.beta, min=-1.0, max=2.0, step=0.05, readout_format=".2f", description="beta", **self.LATE
+        )
         self.limit = ipywidgets.SelectionSlider(
-            value=start.limit, options=[("none" if math.isinf(v) else f"{v:g}", v) for v in LIMITS], description="limit", **late
+            value=start.limit, options=[("none" if math.isinf(v) else f"{v:g}", v) for v in LIMITS], description="limit", **self.LATE
         )
-        self.clamp = ipywidgets.Dropdown(value=start.clamp, options=CLAMPS, description="where it clamps", **wide)
-        self._says = ipywidgets.HTML()
-        self.effect = self._compute()
-        # Not plotly's FigureWidget: it stays blank where values change before the browser has drawn it, as in "Run All Cells".
-        self._figure = ipywidgets.Output(layout={"min_height": f"{draw(self.effect).layout.height}px"})
-        self._tell()
-        super().__init__([self.alpha, self.beta, self.limit, self.clamp, self._says, self._figure])
-        for widget in (self.alpha, self.beta, self.limit, self.clamp):
-            widget.observe(self._moved, names="value")
+        self.clamp = ipywidgets.Dropdown(value=start.clamp, options=CLAMPS, description="where it clamps", **self.WIDE)
+        super().__init__([self.alpha, self.beta, self.limit, self.clamp])
 
-    def _compute(self) -> Effect:
+    @property
+    def effect(self) -> Effect:
+        """What the sliders lead to."""
+        return self.shown
+
+    def compute(self) -> Effect:
+        """Emulate the call with the sliders' parameters."""
         setting = Setting(round(self.alpha.value, 6), round(self.beta.value, 6), self.limit.value, self.clamp.value)
         return effect(self._seen, self._trace, setting, self._meant, self._want, self._recorded, self._row)
 
-    def _moved(self, change: object) -> None:
-        self.effect = self._compute()
-        self._tell()
-
-    def _tell(self) -> None:
-        self._says.value = f'<pre style="margin: 0.4em 0; line-height: 1.4">{escape(str(self.effect))}</pre>'
-        self._figure.outputs = ({"output_type": "display_data", "data": self._still(), "metadata": {}},)
-
-    def _still(self) -> dict[str, Any]:
-        data = json.loads(draw(self.effect).to_json())
-        bundle = {"data": data["data"], "layout": data["layout"], "config": {"displayModeBar": False, "responsive": True}}
-        return {figures.MIMETYPE: bundle, "text/plain": f"[explorer]\n{self.effect}"}
-
-    def __str__(self) -> str:
-        return str(self.effect)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget; where none can run, the same figure without sliders; where none can be drawn, the text."""
-        return {**super()._repr_mimebundle_(**kwargs), **self._still()}
+    def picture(self, shown: Effect) -> go.Figure:
+        """As `draw`."""
+        return draw(shown)
 
 
 # -- what arrives -----------------------------------------------------------------------------------------------------
