@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import mufu
+from .block_gemm import block_gemm
 from .errors import MxdebugError
 from .formats import BlockTensor, ScaleCodec
 from .requantise import Quantiser
@@ -319,19 +320,7 @@ def _gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec | None, r: Roundings
     if r.accumulate != weight.format.block or weight.format.outer:
         raise MxdebugError("Roundings.accumulate", f"the block {weight.format.block} of {weight.format.name}",
                            str(r.accumulate), "its outer scale is no power of two" if weight.format.outer else "")
-    elements = weight.elements().unflatten(-1, (-1, r.accumulate)).transpose(0, 1).double()  # [blocks, N, block]
-    blocks = x.double().unflatten(-1, (-1, r.accumulate)).permute(1, 2, 0).contiguous()  # [blocks, block, tokens]
-    scales = (scale or weight.format.scale).decode(weight.scales).T  # [blocks, N]; powers of two, so that the product is exact
-    sums = _cut(torch.bmm(elements, blocks)) * scales[:, :, None]
-    total = sums[0]
-    for b in range(1, len(sums)):
-        total = total + sums[b]
-    return _store(total.T.to(compute), stored)
-
-
-def _cut(x: Tensor) -> Tensor:
-    """float64 -> float32 by dropping bits: towards zero."""
-    return (x.view(torch.int64) & ~((1 << 29) - 1)).view(torch.float64).float()
+    return _store(block_gemm(x, weight, scale or weight.format.scale).to(compute), stored)
 
 
 def _first_gemm(x: Tensor, layer: MoELayer, e: int, r: Roundings, compute: torch.dtype) -> tuple[Tensor | None, Tensor]:
