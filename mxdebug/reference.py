@@ -228,6 +228,18 @@ class MoELayer:
 
         return replace(mine, gate=cut(mine.gate), up=cut(mine.up), down=down, gate_bias=cut(mine.gate_bias), up_bias=cut(mine.up_bias))
 
+    def features(self, blocks: Tensor) -> MoELayer:
+        """The layer with some of its intermediate features only: blocks, int64, says which blocks along I. The hidden size stays whole."""
+        block, down = self.down.format.block, self.down
+        rows = (blocks[:, None] * block + torch.arange(block)).flatten()
+        payload = down.payload.unflatten(-1, (-1, block // (2 if down.format.packed else 1)))[..., blocks, :].flatten(-2)
+
+        def some(t: Any) -> Any:
+            return None if t is None else t[:, rows]
+
+        return replace(self, gate=some(self.gate), up=some(self.up), down=replace(down, payload=payload, scales=down.scales[..., blocks]),
+                       gate_bias=some(self.gate_bias), up_bias=some(self.up_bias))
+
 
 @dataclass(frozen=True)
 class Trace:

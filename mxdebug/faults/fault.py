@@ -80,12 +80,17 @@ class Situation:
             plan = plan.edit(key, **change(plan.forms[key]))
         return replace(self, plan=plan)
 
+    def operands(self, convert: Callable[[Plan, Parallel], dict[str, Tensor | None]] | None = None) -> dict[str, Tensor | None]:
+        """What is passed of the layer, by key. convert: (plan, position) -> that part's converted operands, if not by `Plan.convert`."""
+        convert = convert or (lambda plan, position: plan.convert(self.layer.part(position)))
+        parts = {p: convert(self.plan, p) for p in {self.parallel, *self.slices.values()}}
+        mine = parts[self.parallel]
+        return {**mine, **{k: None if k in self.dropped else parts[self.slices.get(k, self.parallel)][k] for k in OPERANDS if k in mine}}
+
     def arguments(self) -> dict[str, Any]:
         """The call's arguments."""
-        parts = {p: self.plan.convert(self.layer.part(p)) for p in {self.parallel, *self.slices.values()}}
-        mine = parts[self.parallel]
-        operands = {**mine, **{k: None if k in self.dropped else parts[self.slices.get(k, self.parallel)][k] for k in OPERANDS if k in mine}}
-        return self.plan.call(operands, self.activation, self.plan.quantise(self.x, mine), self.experts, self.router, self.stated)
+        operands = self.operands()
+        return self.plan.call(operands, self.activation, self.plan.quantise(self.x, operands), self.experts, self.router, self.stated)
 
     def build(self) -> tuple[dict[str, Any], Tensor | None]:
         """(arguments, output) of the call; the output is None where the kernel refuses the arguments, which leaves a crash dump."""

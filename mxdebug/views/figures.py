@@ -19,6 +19,11 @@ TEXT = "#7a7a7a"  # readable on JupyterLab's white and on its near-black (contra
 GRID = "rgba(127, 127, 127, 0.28)"
 # Okabe and Ito's colours; letters or shapes always say the same thing besides.
 UP, GATE, OTHER = "#56b4e9", "#e69f00", "#009e73"
+MEANT, READ = "#0072b2", "#d55e00"  # bars: filled, what the checkpoint means; hollow, what the kernel reads
+BLUES = ("rgb(181, 220, 245)", "rgb(63, 151, 211)", "rgb(10, 75, 140)")
+ORANGES = ("rgb(251, 217, 160)", "rgb(229, 138, 31)", "rgb(154, 67, 0)")
+EQUAL = "rgba(127, 127, 127, 0.25)"  # cells without a difference: a shade of either background, not a step of a scale
+BLANK = "rgba(0, 0, 0, 0)"
 LARGEST = 512  # cells along each side of a heatmap
 TOP = 40       # pixels above the plot for the title; headings of panels and a legend need HEADINGS and LEGEND more
 HEADINGS, LEGEND = 22, 26
@@ -27,11 +32,26 @@ LINE = 17      # pixels a line of text takes
 WIDTH = 78     # characters a line of text has, so that nothing is cut off in a window of 900 pixels
 
 
+def steps(colours: list[str]) -> list[tuple[float, str]]:
+    """A plotly colour scale of equal steps, not a gradient."""
+    return [(edge / len(colours), colour) for i, colour in enumerate(colours) for edge in (i, i + 1)]
+
+
+def binade_colours(n: int) -> list[str]:
+    """n colours from dark to bright (cividis)."""
+    return sample_colorscale("Cividis", [0.5] if n == 1 else [i / (n - 1) for i in range(n)])
+
+
 def binades(low: int, high: int) -> list[tuple[float, str]]:
-    """A plotly colour scale with one step, not a gradient, for each integer from low to high; dark is low (cividis)."""
-    n = high - low + 1
-    colours = sample_colorscale("Cividis", [0.5] if n == 1 else [i / (n - 1) for i in range(n)])
-    return [(edge / n, colour) for i, colour in enumerate(colours) for edge in (i, i + 1)]
+    """A plotly colour scale with one step for each integer from low to high; dark is low (cividis)."""
+    return steps(binade_colours(high - low + 1))
+
+
+def diverging_colours(n: int) -> list[str]:
+    """2n + 1 colours for -n to n, n >= 1: blues below 0, EQUAL at 0, oranges above; the further from 0 the darker."""
+    at = [1.0] if n == 1 else [i / (n - 1) for i in range(n)]
+    low, high = (sample_colorscale(list(ends), at) for ends in (BLUES, ORANGES))
+    return [*reversed(low), EQUAL, *high]
 
 
 def cell_height(rows: int) -> int:
@@ -44,11 +64,11 @@ def power(exponent: int) -> str:
     return "2" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def figure(title: str, says: str, plot: int, below: int = 54, legend: bool = False, headings: bool = True, left: int = 62) -> go.Figure:
+def figure(title: str, says: str, plot: int, below: int = 54, legend: int = 0, headings: bool = True, left: int = 62) -> go.Figure:
     """An empty figure with a title above and, in words, what it shows below.
 
     plot   the height of the plot in pixels; below: pixels between the plot and the sentence (tick labels, axis titles, colour bar);
-    legend, headings: whether to leave room for them; left: pixels for the tick labels of the vertical axis
+    legend: lines that it takes, True is one; headings: whether to leave room for them; left: pixels for the tick labels of the vertical axis
     """
     lines = textwrap.wrap(says, WIDTH)
     top = TOP + HEADINGS * headings + LEGEND * legend
@@ -62,7 +82,7 @@ def figure(title: str, says: str, plot: int, below: int = 54, legend: bool = Fal
                "yanchor": "top", "pad": {"t": 12, "l": 8}, "font": {"size": 14, "color": TEXT}},
         legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1 - 34 / height, "yanchor": "top",
                 "yref": "container", "bgcolor": "rgba(0,0,0,0)", "itemclick": False, "itemdoubleclick": False},
-        showlegend=legend, dragmode=False, hoverlabel={"font": {"family": "monospace", "size": 12}},
+        showlegend=bool(legend), dragmode=False, hoverlabel={"font": {"family": "monospace", "size": 12}},
         meta={"says": says})
     figure.add_annotation(text="<br>".join(lines), x=0, y=0, xref="paper", yref="paper", xanchor="left", yanchor="top",
                           yshift=-below, xshift=6 - left, align="left", showarrow=False, font={"size": 13, "color": TEXT})
@@ -81,14 +101,20 @@ def heading(figure: go.Figure, x: float, text: str) -> None:
                           font={"size": 13, "color": TEXT})
 
 
-def pool(codes: Tensor, most: int = LARGEST) -> tuple[Tensor, tuple[int, int]]:
+def pooling(shape: tuple[int, int], most: int | tuple[int, int] = LARGEST) -> tuple[int, int]:
+    """(rows, columns) that one cell must hold for a matrix of that shape to fit; most: cells along each side, or (rows, columns)."""
+    most = (most, most) if isinstance(most, int) else most
+    return -(-shape[0] // most[0]), -(-shape[1] // most[1])
+
+
+def pool(codes: Tensor, most: int | tuple[int, int] = LARGEST) -> tuple[Tensor, tuple[int, int]]:
     """Codes [rows, columns] -> (codes [<= most, <= most], each the largest of a group; (rows, columns) of a group).
 
     (1, 1): nothing was pooled. A last group that is not full counts only what it has.
     """
     if codes.dim() != 2:
         raise MxdebugError("cells", "a matrix", f"shape {list(codes.shape)}", "pick one expert first")
-    factors = tuple(-(-size // most) for size in codes.shape)
+    factors = pooling((codes.shape[0], codes.shape[1]), most)
     for axis, factor in enumerate(factors):
         if factor > 1:
             codes = torch.cat([part.amax(dim=axis, keepdim=True) for part in codes.split(factor, dim=axis)], dim=axis)
@@ -115,14 +141,24 @@ def show(figure: go.Figure) -> None:
     display({MIMETYPE: bundle, "text/plain": f"[figure] {title}. {figure.layout.meta['says']}"}, raw=True)
 
 
-def _typed(codes: Tensor) -> dict[str, str]:
+def typed(codes: Tensor) -> dict[str, str]:
     """uint8 [rows, columns] as plotly's typed array: a notebook would otherwise hold one line of text for each cell."""
     data = base64.b64encode(bytes(codes.flatten().tolist())).decode()
     return {"dtype": "u1", "bdata": data, "shape": f"{codes.shape[0]}, {codes.shape[1]}"}
 
 
-SPECIAL = {0x00: ("0x00: read as 0.0 on SM90", "circle-open"), 0xFF: ("0xFF: read as inf on SM90", "x")}
-PADDING = ("padding", "line-ne")
+def typed_positions(values: list[int]) -> dict[str, str]:
+    """The same for a list of whole numbers from 0, below 2^32."""
+    size = 2 if max(values, default=0) < 1 << 16 else 4
+    return {"dtype": f"u{size}", "bdata": base64.b64encode(b"".join(v.to_bytes(size, "little") for v in values)).decode()}
+
+
+# What a cell can be that no colour stands for, and its symbol in every map.
+NAN, INF, ZERO, FROM_ZERO, PADDED = "NaN", "inf", "read as 0", "0 is meant", "padding"
+SYMBOLS = {NAN: "diamond", INF: "x", ZERO: "circle-open", FROM_ZERO: "square-open", PADDED: "line-ne"}
+ABOVE, BELOW, SMALL = "triangle-up", "triangle-down", "circle"  # clipped: too large, too small; a difference too small for the scale
+SPECIAL = {0x00: ("0x00: read as 0.0 on SM90", SYMBOLS[ZERO]), 0xFF: ("0xFF: read as inf on SM90", SYMBOLS[INF])}
+PADDING = (PADDED, SYMBOLS[PADDED])
 
 
 def cells(figure: go.Figure, codes: Tensor, alike: Tensor, x: str, y: str, first: int, step: int, *,
@@ -140,7 +176,7 @@ def cells(figure: go.Figure, codes: Tensor, alike: Tensor, x: str, y: str, first
     hidden = torch.zeros_like(codes, dtype=torch.bool) if padding is None else padding.clone()
     for c in special:
         hidden |= codes == c
-    z = _typed(codes)
+    z = typed(codes)
     if bool(hidden.any()):
         z = [[None if h else v for v, h in zip(row, hide)] for row, hide in zip(codes.tolist(), hidden.tolist())]
     n = high - low + 1
