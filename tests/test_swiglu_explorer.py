@@ -21,7 +21,7 @@ from mxdebug.exercises_swiglu import check, unknown_output
 from mxdebug.metrics import compare
 from mxdebug.recipes.swiglu import FIX, V033
 from mxdebug.reference import CLAMPS, Activation
-from mxdebug.views import figures
+from mxdebug.views import figures, sample, swiglu_surface
 from mxdebug.views.swiglu_explorer import Effect, Explorer, Setting, arrivals, draw, effect
 
 M3 = Setting(1.702, 1.0, 7.0)
@@ -266,3 +266,75 @@ def test_unknown_output_is_not_the_recorded_one() -> None:
     assert compare(unknown_output(), call("c02").outputs[0]).relative_l2 > 0.3
     unknown_output().zero_()
     assert unknown_output().abs().sum() > 0
+
+
+# -- the surface --------------------------------------------------------------------------------------------------------
+
+
+def oai() -> Activation:
+    one = torch.ones(1)
+    return Activation("swiglu", alpha=1.702 * one, beta=one, limit=7 * one)
+
+
+def test_surface_by_hand() -> None:
+    """Two places of the grid, and three points: inside, clamped, and beyond the picture.
+
+    silu(2) = 2 / (1 + e^-2) = 1.7616; times up 4 is 7.05, in [4, 8): the binade 2, and levels count from 2^-3, so 2 + 3 + 1 = 6.
+    With alpha 1.702, beta 1: 2 / (1 + e^-3.404) = 1.9357; times 5 is 9.68, in [8, 16): 7.
+    """
+    gate, up = torch.tensor([2.0, 9.0, 40.0]), torch.tensor([4.0, -8.0, 1.0])
+    s = swiglu_surface.surface(Activation("silu"), oai(), gate, up, name="no parameters")
+    at = {v: i for i, v in enumerate(s.axis)}
+    assert s.this[at[4.0], at[2.0]] == 6 and s.meant[at[4.0], at[2.0]] == 7
+    assert s.this[at[-4.0], at[2.0]] == -6  # the same, negative
+    assert s.this[at[1.0], at[-16.0]] == 0  # -16 * sigmoid(-16) is -2e-6, below 2^-3
+    assert (s.gate, s.up, s.outside) == ((2.0, 9.0), (4.0, -8.0), 1) and s.changed == (True, True)
+    assert s.limits == (None, 7.0)
+    # (9, -8) means 7 * sigmoid(11.914) * (-7 + 1) = -42.0; silu gives 9 * sigmoid(9) * -8 = -71.99
+    want = torch.tensor([9.6785, -42.0, 7 * 2.0], dtype=torch.float64)
+    got = torch.tensor([7.0464, -71.9911, 40.0], dtype=torch.float64)
+    assert abs(s.moved - float((got - want).norm() / want.norm())) < 2e-3
+    assert "2 of 3 pre-activations drawn" in str(s) and "1 lie beyond the picture" in str(s)
+
+
+def test_surface_of_the_checkpoints_own_setting_differs_nowhere() -> None:
+    s = swiglu_surface.surface(oai(), oai(), torch.randn(50), torch.randn(50), name="same")
+    assert s.differ == 0 and not any(s.changed) and s.moved == 0
+
+
+def test_a_limit_changes_only_what_is_beyond_it() -> None:
+    lost = replace(oai(), limit=None)
+    s = swiglu_surface.surface(lost, oai(), torch.tensor([6.9, 7.2, 3.0, 3.0]), torch.tensor([1.0, 1.0, -7.2, 6.9]), name="limit lost")
+    # gate 7.2 gives 7.2 * sigmoid(12.25) * 2 = 14.4 for 14.0: 2.9 % more. up -7.2 gives (-6.2) for (-6): 3.3 %
+    assert s.changed == (False, True, True, False) and s.limits == (None, 7.0)
+    axis = torch.tensor(s.axis)
+    other = s.this != s.meant
+    assert not other[(axis.abs() <= 7)[:, None] & (axis <= 7)].any() and other.any()
+
+
+def test_surface_figure() -> None:
+    s = swiglu_surface.surface(Activation("silu"), oai(), torch.tensor([2.0, 0.0]), torch.tensor([4.0, 0.0]), name="no parameters")
+    figure = swiglu_surface.draw(s)
+    maps = [t for t in figure.data if t.type == "heatmap"]
+    assert len(maps) == 2 and {t.name for t in figure.data if t.type == "scatter"} == {"pre-activation", "its output is off"}
+    assert len(figure.layout.shapes) == 3  # the limit of the checkpoint: gate above, up on both sides; the setting has none
+    assert len(figure.to_json()) < 60_000
+    assert figure.to_json() == swiglu_surface.draw(s).to_json()
+
+
+def test_explorer_shows_the_surface() -> None:
+    e = explorer()
+    e.view.value = "surface"
+    shown = e._figure.outputs[0]["data"][figures.MIMETYPE]["data"]
+    assert sum(t["type"] == "heatmap" for t in shown) == 2
+    e.view.value = "two curves"
+    assert not any(t["type"] == "heatmap" for t in e._figure.outputs[0]["data"][figures.MIMETYPE]["data"])
+
+
+def test_a_large_call_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pre-activations are those of one token in one expert, by the same emulation as the whole."""
+    whole = Explorer(CONTRACT, call("c05").arguments, meant(), row=4)
+    monkeypatch.setattr(sample, "MOST", 1)
+    part = Explorer(CONTRACT, call("c05").arguments, meant(), recorded=call("c05").outputs[0], row=4)
+    assert part.shown.recorded is None and part.shown.gate.inputs == whole.shown.gate.inputs and part.shown.up.inputs == whole.shown.up.inputs
+    assert part.shown.counted[2] == 256

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from ..contracts import Contract, Seen
+from ..diagnosis.given import Given
 from ..errors import MxdebugError
 from ..metrics import Comparison, compare
 from ..recipes.swiglu import PARAMETERS, Passed, parameters
 from ..reference import CLAMPS, Activation, Trace
-from . import explorer, figures
+from . import explorer, figures, swiglu_surface
+from .sample import sample
 
 WIDEST = 20  # the pre-activations drawn: from -WIDEST to WIDEST; those beyond are counted, not drawn
 LIMITS = (*map(float, range(1, 13)), 15.0, 20.0, 30.0, math.inf)  # inf: no limit is passed
+VIEWS = ("two curves", "surface")
 _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": math.inf}
 
 
@@ -222,13 +225,16 @@ class Explorer(explorer.Explorer[Effect]):
     read `effect`. Raises MxdebugError where the call or the checkpoint has no SwiGLU.
 
     contract, arguments   the call; meant: the checkpoint's activation; recorded: the output [T, H] to be compared bit for bit
-    row                   which (token, slot) is drawn
+    row                   which (token, slot) is drawn; of a large call that one alone is computed, see `sample`, and `recorded` is not compared
     """
 
     def __init__(
         self, contract: Contract, arguments: Mapping[str, Any], meant: Activation, recorded: Tensor | None = None, row: int = 0
     ) -> None:
-        self._seen = contract.see(arguments)
+        shown = sample(Given.of(contract, arguments), row)
+        if not shown.whole:
+            meant, recorded, row = _of_expert(meant, shown.expert), None, 0
+        self._seen, self._activation = shown.seen, meant
         self._trace = self._seen.trace(keep=True)
         self._meant, self._recorded, self._row = Setting.of(meant), recorded, row
         self._want = replace(self._seen, layer=replace(self._seen.layer, activation=meant)).emulate()
@@ -247,7 +253,8 @@ class Explorer(explorer.Explorer[Effect]):
             value=start.limit, options=[("none" if math.isinf(v) else f"{v:g}", v) for v in LIMITS], description="limit", **self.LATE
         )
         self.clamp = ipywidgets.Dropdown(value=start.clamp, options=CLAMPS, description="where it clamps", **self.WIDE)
-        super().__init__([self.alpha, self.beta, self.limit, self.clamp])
+        self.view = ipywidgets.Dropdown(value=VIEWS[0], options=VIEWS, description="picture", **self.WIDE)
+        super().__init__([self.alpha, self.beta, self.limit, self.clamp, self.view])
 
     @property
     def effect(self) -> Effect:
@@ -260,8 +267,18 @@ class Explorer(explorer.Explorer[Effect]):
         return effect(self._seen, self._trace, setting, self._meant, self._want, self._recorded, self._row)
 
     def picture(self, shown: Effect) -> go.Figure:
-        """As `draw`."""
-        return draw(shown)
+        """The two factors as `draw` has them, or their product as `swiglu_surface.draw` has it."""
+        return draw(shown) if self.view.value == VIEWS[0] else swiglu_surface.draw(self.surface())
+
+    def surface(self) -> swiglu_surface.Surface:
+        """The product over gate and up with the sliders' parameters, and the points of the row that is drawn."""
+        expert, t, r = int(self._trace.expert[self._row]), self._trace, self._row
+        experts = self._seen.layer.experts
+        return swiglu_surface.surface(self.shown.setting.activation(experts), self._activation, t.gate[r], t.up[r], name=str(self.shown.setting), expert=expert)
+
+
+def _of_expert(a: Activation, expert: int) -> Activation:
+    return replace(a, **{n: None if getattr(a, n) is None else getattr(a, n)[expert: expert + 1] for n in PARAMETERS})
 
 
 # -- what arrives -----------------------------------------------------------------------------------------------------
