@@ -116,6 +116,22 @@ class Layout:
         flat = torch.arange(pr * pc)
         return rearrange(flat, f"({right}) -> {left}", **{a: sizes[a] for a in self._axes[2]})[:rows, :cols].contiguous()
 
+    def offsets(self, row: Tensor, column: Tensor, rows: int, cols: int) -> Tensor:
+        """int64: the entries of `index_map` at row and column (broadcast), by arithmetic: for a few bytes of a large matrix.
+
+        Also for the rows and columns of the padding, which `index_map` leaves out.
+        """
+        sizes = self._all_sizes(*self.padded(rows, cols))
+        row_axes, col_axes, out_axes = self._axes
+        return _number({**_digits(row, row_axes, sizes), **_digits(column, col_axes, sizes)}, out_axes, sizes)
+
+    def positions(self, offset: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
+        """int64 (row, column) of the bytes at those offsets: the inverse of `offsets`; in the padding they exceed rows or cols."""
+        sizes = self._all_sizes(*self.padded(rows, cols))
+        row_axes, col_axes, out_axes = self._axes
+        digits = _digits(offset, out_axes, sizes)
+        return _number(digits, row_axes, sizes), _number(digits, col_axes, sizes)
+
     def explain(self, row: int, column: int, rows: int, cols: int) -> str:
         """Derive in words where the byte at (row, column) of a [rows, cols] matrix lies."""
         if not (0 <= row < rows and 0 <= column < cols):
@@ -169,10 +185,19 @@ def _batch_shape(t: Tensor, slab: int, tails: tuple[tuple[int, ...], ...], what:
     return tuple(batch) if lead == count and batch else ((count,) if count > 1 else ())
 
 
-def _digits(value: int, axes: list[str], sizes: dict[str, int]) -> dict[str, int]:
-    out: dict[str, int] = {}
+def _digits(value: int | Tensor, axes: list[str], sizes: dict[str, int]) -> dict[str, int | Tensor]:
+    """The value as a number whose digits are the axes, slowest first."""
+    out: dict[str, int | Tensor] = {}
     for a in reversed(axes):
-        value, out[a] = divmod(value, sizes[a])
+        value, out[a] = value // sizes[a], value % sizes[a]
+    return out
+
+
+def _number(digits: dict[str, int | Tensor], axes: list[str], sizes: dict[str, int]) -> int | Tensor:
+    """The inverse of `_digits`."""
+    out: int | Tensor = 0
+    for a in axes:
+        out = out * sizes[a] + digits[a]
     return out
 
 
