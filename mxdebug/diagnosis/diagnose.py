@@ -159,7 +159,7 @@ def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], 
     else:
         verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
     return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None,
-                     (_compared(evidence), "router weights"), (*evidence.open, *activations.remains(scales), need))
+                     (_compared(evidence), "router weights"), (*evidence.open, *activations.remains(scales), need), follows=evidence.follows)
 
 
 _NO_RETURN = "inputs without outputs: the call did not return. "
@@ -238,7 +238,8 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
                        "write, at a race (does the same call give the same output?)")
     open_ = [*evidence.open, *activations.remains(scales), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
              *parameters.vacuity(part, right_trace, base, part.experts)]
-    return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_))
+    return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_),
+                     evidence.states, kernel.follows if kernel else None)
 
 
 def _verdict(call: Call, findings: list[Finding], unexplained: list[str], foreign: bool, kernel: outputs.OutputEvidence | None) -> tuple[str, str]:

@@ -52,6 +52,9 @@ class Finding:
         return f"{self.fault.title}; the kernel reads {self.reads}" if self.reads else self.fault.title
 
 
+# What the comparison of an operand with the recipe's bytes gave.
+EQUAL, SAME_VALUES, DIFFERENT, UNREAD = "equal", "other bytes, the same weights", "different", "not read"
+
 # Set by mxdebug.views: how a Diagnosis looks in a notebook.
 HTML: list[Callable[[Diagnosis], str]] = []
 
@@ -70,6 +73,8 @@ class Diagnosis:
     truth      recorded output (or, without one, the emulated output) against what the checkpoint means; floor: the same for a right call
     checked    what was looked at, in order
     open       what this data could not have shown, or what stays undecided
+    operands   (operand key, EQUAL, SAME_VALUES, DIFFERENT or UNREAD); empty without a checkpoint
+    follows    whether the recorded output follows from what was passed; None where that was not looked at
     """
 
     verdict: str
@@ -81,6 +86,8 @@ class Diagnosis:
     floor: Comparison | None
     checked: tuple[str, ...]
     open: tuple[str, ...]
+    operands: tuple[tuple[str, str], ...] = ()
+    follows: bool | None = None
 
     @property
     def ok(self) -> bool:

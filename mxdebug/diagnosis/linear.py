@@ -15,8 +15,8 @@ from ..faults import FAULTS, LinearRun
 from ..metrics import compare
 from ..recipes.w4a16.plan import LinearPlan
 from ..recipes.w4a16.recipe import linear_recipe
-from .finding import CRASHED, PROVED, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
-from .linear_operands import examine, examine_alpha
+from .finding import CRASHED, DIFFERENT, EQUAL, PROVED, SAME_VALUES, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
+from .linear_operands import OperandEvidence, examine, examine_alpha
 from .linear_output import examine_activations, examine_kernel, examine_refused, examine_run, from_kernel, settled, where_off
 from .linear_verdict import NO_OUTPUT, distances, vacuity, verdict_of
 
@@ -187,7 +187,8 @@ def _judged(
     elif output is not None and seen is not None:
         checked.append(f"the output of all {seen.x.shape[0]} tokens against an emulation of what was passed")
     open_ += [*evidence.unexplained.values(), *vacuity(plan, layer, seen, run)]
-    return Diagnosis(verdict, summary, tuple(findings), facts, comparison, truth, floor, tuple(checked), tuple(t for t in open_ if t))
+    return Diagnosis(verdict, summary, tuple(findings), facts, comparison, truth, floor, tuple(checked), tuple(t for t in open_ if t),
+                     _states(evidence), holds if output is not None and seen is not None else None)
 
 
 def _without_checkpoint(
@@ -254,7 +255,14 @@ def _without_checkpoint(
         None,
         (*checked, "the output against an emulation of what was passed"),
         (need,),
+        follows=holds,
     )
+
+
+def _states(evidence: OperandEvidence) -> tuple[tuple[str, str], ...]:
+    """As `Diagnosis.operands` has it."""
+    right = [k for k, e in evidence.explained.items() if not e.stack]
+    return tuple((k, SAME_VALUES if k in evidence.same_values else EQUAL if k in right else DIFFERENT) for k in (*evidence.explained, *evidence.unexplained))
 
 
 def _tactic(seen: LinearSeen, output: Tensor | None, bias: Tensor | None) -> LinearSeen:

@@ -15,7 +15,7 @@ from ..formats import BlockTensor
 from ..layouts import GROUPS_64, INTERLEAVED_UP, LINEAR, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, UP_GATE, Layout, SWIZZLE_128x4
 from ..recipes import Form, Plan, logical_operands
 from ..reference import MoELayer
-from .finding import CONSISTENT, PROVED, Finding
+from .finding import CONSISTENT, DIFFERENT, EQUAL, PROVED, SAME_VALUES, UNREAD, Finding
 from .recover import Recovered, Source, padding_not_zero, recover, rows_in_place
 
 SLOTS = ("layout", "values", "order", "padding", "shuffle")
@@ -45,6 +45,12 @@ class OperandEvidence:
     same_values: tuple[str, ...]
     unread: tuple[str, ...]
     open: tuple[str, ...]
+
+    @property
+    def states(self) -> tuple[tuple[str, str], ...]:
+        """(operand key, what the comparison gave), as `Diagnosis.operands` has it."""
+        groups = ((EQUAL, self.equal), (SAME_VALUES, self.same_values), (DIFFERENT, self.broken), (UNREAD, self.unread))
+        return tuple((key, state) for state, keys in groups for key in keys)
 
 
 def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[str, Any]) -> OperandEvidence:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ..errors import MxdebugError
 from ..exchange import Exchange, ScaleFinding, examine_scales, read_scales
+from ..formats import E8M0, MXFP8
 from ..layouts import SWIZZLE_128x4, Layout
 from . import figures, places
+from .worst import Worst, worst_scales
 
 BEYOND = "beyond the end of the buffer"
 RANKS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7")  # Okabe and Ito's; the number of the rank stands beside
@@ -40,6 +42,11 @@ class Reading:
     def wrong(self) -> int:
         """How many are read as another scale, or from beyond the end."""
         return int(((self.meant != self.read) | self.outside).sum())
+
+    @property
+    def worst(self) -> Worst:
+        """The scales that are furthest off, those from beyond the end first; a row is a token."""
+        return worst_scales(self.meant, self.read, block=MXFP8.block, meant_scale=E8M0, outside=self.outside)
 
     def __str__(self) -> str:
         total, off = self.meant.numel(), (self.read.int() - self.meant.int())[~self.outside]

@@ -29,7 +29,7 @@ TOP = 40       # pixels above the plot for the title; headings of panels and a l
 HEADINGS, LEGEND = 22, 26
 BELOW_CELLS = 118  # pixels below a heatmap: ticks, axis title, colour bar
 LINE = 17      # pixels a line of text takes
-WIDTH = 78     # characters a line of text has, so that nothing is cut off in a window of 900 pixels
+WIDTH = 72     # characters a line of text has, so that nothing is cut off in a window of 900 pixels with the file browser open
 
 
 def steps(colours: list[str]) -> list[tuple[float, str]]:
@@ -68,12 +68,12 @@ def figure(title: str, says: str, plot: int, below: int = 54, legend: int = 0, h
     """An empty figure with a title above and, in words, what it shows below.
 
     plot   the height of the plot in pixels; below: pixels between the plot and the sentence (tick labels, axis titles, colour bar);
-    legend: lines that it takes, True is one; headings: whether to leave room for them; left: pixels for the tick labels of the vertical axis
+    legend: lines that it takes, True is one; headings: whether to leave room for them; left: pixels for the vertical axis' tick labels
     """
     lines = textwrap.wrap(says, WIDTH)
     top = TOP + HEADINGS * headings + LEGEND * legend
     height = top + plot + below + len(lines) * LINE + 12
-    figure = go.Figure()
+    figure = go.Figure(layout={"template": {}})  # without one plotly loads its own, which takes longer than all the rest
     figure.update_layout(
         template=None, height=height,
         margin={"l": left, "r": 14, "t": top, "b": below + len(lines) * LINE + 12},

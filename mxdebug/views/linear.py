@@ -15,9 +15,10 @@ from ..diagnosis.linear import diagnose_run
 from ..diagnosis.linear_operands import refined
 from ..errors import MxdebugError
 from ..faults import FAULTS, LINEAR_FAULTS, LinearSituation
-from ..formats import E4M3_SCALE, ScaleCodec
+from ..formats import E4M3_SCALE, NVFP4, ScaleCodec
 from ..metrics import Comparison, compare
 from . import figures
+from .worst import Worst, worst_scales
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,11 @@ class ScaleReading:
     def wrong(self) -> int:
         """How many are read as another number."""
         return int((self.meant != self.read).sum())
+
+    @property
+    def worst(self) -> Worst:
+        """The block scales that are furthest off."""
+        return worst_scales(self.meant, self.read, block=NVFP4.block)
 
     @property
     def off_by(self) -> dict[int, int]:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
+from ..formats import E8M0, E8M0_SM90, MXFP4
 from ..reference import MoELayer
 from . import figures
+from .worst import Worst, worst_scales
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +23,7 @@ class Reading:
     first_row    of the part that is shown; pooled: (rows, columns) of the scale matrix in one cell
     off_by       binades (read - meant) -> number of block scales, over all experts and rows
     special      how many bytes read or meant are 0x00 or 0xFF, which are no powers of two to the kernel; they are not in off_by
+    worst        the block scales that are furthest off, of the rows shown
     """
 
     title: str
@@ -30,6 +33,7 @@ class Reading:
     pooled: tuple[int, int]
     off_by: dict[int, int]
     special: int
+    worst: Worst
 
     @property
     def total(self) -> int:
@@ -60,12 +64,16 @@ def reading(meant: Tensor, read: Tensor, *, title: str, expert: int = 0, rows: r
         raise MxdebugError("block scales", f"uint8 {list(meant.shape)} twice", f"{read.dtype} {list(read.shape)}",
                            "decode the call's operands first; a padded layer next to an unpadded one")
     rows = range(meant.shape[1]) if rows is None else rows
-    special = (meant == 0) | (meant == 255) | (read == 0) | (read == 255)
-    values, counts = (read.int() - meant.int())[~special].unique(return_counts=True)
-    shown = slice(rows.start, rows.stop)
-    a, pooled = figures.pool(meant[expert, shown])
-    b, _ = figures.pool(read[expert, shown])
-    return Reading(title, a, b, rows.start, pooled, dict(zip(values.tolist(), counts.tolist())), int(special.sum()))
+    # How often each byte is read for each that is meant, an expert at a time: counting makes 8 bytes of each.
+    pairs = torch.zeros(1 << 16, dtype=torch.int64)
+    for a, b in zip(meant, read):
+        pairs += torch.bincount((a.int() * 256 + b).flatten(), minlength=1 << 16)
+    usual = pairs.reshape(256, 256)[1:255, 1:255]
+    off_by = {b: n for b in range(-253, 254) if (n := int(usual.diagonal(b).sum()))}
+    shown = tuple(t[expert, rows.start: rows.stop] for t in (meant, read))
+    worst = worst_scales(*shown, block=MXFP4.block, meant_scale=E8M0, read_scale=E8M0_SM90, first_row=rows.start)
+    (a, pooled), (b, _) = map(figures.pool, shown)
+    return Reading(title, a, b, rows.start, pooled, off_by, int(pairs.sum() - usual.sum()), worst)
 
 
 def w13(meant: MoELayer, read: MoELayer, *, title: str, expert: int = 0, rows: range | None = None) -> Reading:
