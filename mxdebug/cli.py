@@ -326,5 +326,48 @@ def verify(path: str, out: Path, commit: str) -> None:
     click.echo(summary(write(path, commit, out)))
 
 
+class _Passing(click.Command):
+    """A command that leaves all that follows `--` to another program, in ctx.args."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- OPTIONS OF JUPYTER LAB]"]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        cut = args.index("--") if "--" in args else len(args)
+        super().parse_args(ctx, args[:cut])
+        ctx.args = args[cut + 1 :]
+        return ctx.args
+
+
+@main.command(cls=_Passing)
+@click.argument("folder", default="mxdebug-notebooks", type=click.Path(path_type=Path))
+@click.option("--fresh", is_flag=True, help="Replace notebooks that were changed; yours stay beside them, as NAME.bak-1.ipynb.")
+@click.option("--no-open", is_flag=True, help="Only copy, and print the command that opens JupyterLab.")
+@click.pass_context
+def lab(ctx: click.Context, folder: Path, fresh: bool, no_open: bool) -> None:
+    """Copy the notebooks to FOLDER, without ever writing to one that you changed, and open JupyterLab there.
+
+    On another machine: mxdebug lab -- --no-browser --port 9999, then open the address that it prints through an SSH tunnel
+    (as root, in a container, JupyterLab also wants --allow-root).
+    """
+    from .lab import command, copy, launch
+
+    copied = copy(folder, fresh)
+    click.echo(str(copied))
+    if no_open:
+        click.echo(command(copied, ctx.args))
+    else:
+        launch(copied, ctx.args)
+
+
+@main.command()
+@click.argument("word", required=False)
+def glossary(word: str | None) -> None:
+    """What a word of the field or of this project means. Without WORD: all words, by subject."""
+    from .glossary import explain, words
+
+    click.echo(words() if word is None else explain(word))
+
+
 if __name__ == "__main__":
     main()

@@ -21,7 +21,7 @@ from .layouts import INTERLEAVED, SCALE_LAYOUTS, SM90_SCALE_FOLD, UP_GATE
 from .metrics import compare
 from .recipes import logical_operands, recipe
 
-WIDTH = 100
+WIDTH = 88  # what fits below a cell in a window of 900 pixels
 
 
 @dataclass(frozen=True)
@@ -211,3 +211,6 @@ def _recorded(name: str) -> tuple[Call, CheckpointLayer]:
 EXERCISES: dict[str, Callable[..., Answer]] = {"place": _place, "scales": _scales, "c08": _c08}
 
 from . import exercises_swiglu  # noqa: E402, F401  registers its own; it needs EXERCISES, so it stands last
+from . import exercises_start  # noqa: E402, F401  the same
+from . import exercises_own  # noqa: E402, F401  the same
+from . import exercises_tests  # noqa: E402, F401  the same
