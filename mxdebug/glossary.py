@@ -38,7 +38,7 @@ class Entry:
 
     def __str__(self) -> str:
         head = self.word + (f" (also: {', '.join(self.also)})" if self.also else "")
-        lines = [head, *textwrap.wrap(self.says, 96, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)]
+        lines = [head, *textwrap.wrap(self.says, 86, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)]
         return "\n".join([*lines, *([f"  {self.source[0]}: {self.source[1]}"] if self.source else [])])
 
 

@@ -67,7 +67,9 @@ def source() -> Path:
 
 
 def copy(folder: Path, fresh: bool = False) -> Copied:
-    """Copy the notebooks and the glossary, and nothing else, to `folder`, which is made where it does not exist. A file that differs is never written to.
+    """Copy the notebooks and the glossary, and nothing else, to `folder`, which is made where it does not exist.
+
+    A file that differs is never written to.
 
     fresh   move a file that differs to NAME.bak-1.ipynb (or the next free number), and copy the new one
 

@@ -255,9 +255,14 @@ class Trace:
     gate: Tensor | None
     up: Tensor
 
+    def of(self, expert: int) -> tuple[Tensor | None, Tensor]:
+        """(gate, up) of one expert."""
+        here = self.expert == expert
+        return None if self.gate is None else self.gate[here], self.up[here]
+
 
 def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, parallel: Parallel, roundings: Roundings,
-            compute: torch.dtype = torch.float32, keep: bool = False) -> Trace:
+            compute: torch.dtype = torch.float32, keep: bool = False, before: Trace | None = None) -> Trace:
     """Run a mixture of experts. No result depends on the order in which a BLAS adds: see `Roundings.accumulate`.
 
     x        [T, H] activations
@@ -267,6 +272,7 @@ def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, para
     parallel the down bias is added on tp_rank 0 only; local expert 0 has the global id ep_rank * local experts
     roundings where results are stored in a smaller dtype; `compute` is the precision between the GEMMs
     keep     whether the Trace holds pre-activations
+    before   a Trace that does, of the same call with another activation or down weight: its pre-activations are taken, not computed again
     Raises MxdebugError where shapes do not fit.
     """
     _check_call(x, experts, router, layer)
@@ -276,7 +282,7 @@ def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, para
     kept: list[tuple[Tensor, ...]] = []
     for e in sorted(set(local[(local >= 0) & (local < layer.experts)].tolist())):
         token, slot = (local == e).nonzero(as_tuple=True)
-        gate, up = _first_gemm(x[token], layer, e, roundings, compute)
+        gate, up = _first_gemm(x[token], layer, e, roundings, compute) if before is None else before.of(e)
         act = _store(layer.activation(gate, up, e, mufu.sigmoid if roundings.fast_math else torch.sigmoid), roundings.activation)
         if roundings.requantise is not None:
             act = roundings.requantise(act, None if layer.a2_gscale is None else layer.a2_gscale[e]).dequantise().to(compute)

@@ -15,7 +15,7 @@ from mxdebug.cli import main
 from mxdebug.errors import MxdebugError
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = tuple(sorted(p.name for p in (ROOT / "notebooks").glob("*.ipynb")))
+NAMES = (*sorted(p.name for p in (ROOT / "notebooks").glob("*.ipynb")), "glossary.md")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_all_notebooks_are_copied_and_nothing_else(tmp_path: Path) -> None:
+def test_notebooks_and_glossary_are_copied_and_nothing_else(tmp_path: Path) -> None:
     copied = lab.copy(tmp_path / "a" / "b")
     assert copied.new == NAMES and (copied.same, copied.kept, copied.aside) == ((), (), ())
     assert sorted(p.name for p in copied.folder.iterdir()) == list(NAMES)
@@ -132,7 +132,7 @@ def test_without_notebooks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert lab.source() == tmp_path / lab.INSTALLED
 
 
-def test_a_wheel_has_all_notebooks(tmp_path: Path) -> None:
+def test_a_wheel_has_all_of_them(tmp_path: Path) -> None:
     """What setuptools makes of pyproject.toml's data-files; a whole wheel would copy 12 MB for the same answer."""
     build = f"import setuptools; setuptools.setup(script_args=['-q', 'install_data', '-d', {str(tmp_path)!r}])"
     made = subprocess.run([sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True)

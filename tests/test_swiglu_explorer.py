@@ -294,7 +294,7 @@ def test_surface_by_hand() -> None:
     want = torch.tensor([9.6785, -42.0, 7 * 2.0], dtype=torch.float64)
     got = torch.tensor([7.0464, -71.9911, 40.0], dtype=torch.float64)
     assert abs(s.moved - float((got - want).norm() / want.norm())) < 2e-3
-    assert "2 of 3 pre-activations drawn" in str(s) and "1 lie beyond the picture" in str(s)
+    assert "2 of 2 pre-activations drawn" in str(s) and "1 more lie beyond the picture" in str(s)
 
 
 def test_surface_of_the_checkpoints_own_setting_differs_nowhere() -> None:

@@ -29,9 +29,10 @@ class Seen:
     roundings: Roundings
     columns: int | None = None
 
-    def trace(self, *, keep: bool = False, compute: torch.dtype = torch.float32) -> Trace:
-        """Emulate with the roundings of the kernel."""
-        t = forward(self.x, self.experts, self.router, self.layer, parallel=self.parallel, roundings=self.roundings, compute=compute, keep=keep)
+    def trace(self, *, keep: bool = False, compute: torch.dtype = torch.float32, before: Trace | None = None) -> Trace:
+        """Emulate with the roundings of the kernel; keep, before: as of `forward`."""
+        t = forward(self.x, self.experts, self.router, self.layer, parallel=self.parallel, roundings=self.roundings, compute=compute, keep=keep,
+                    before=before)
         return t if self.columns is None else replace(t, output=t.output[:, : self.columns])
 
     def emulate(self) -> Tensor:

@@ -74,6 +74,10 @@ class Layout:
                 sizes.setdefault(a, total // tile)
         return sizes
 
+    @property
+    def _moves_nothing(self) -> bool:
+        return [*self._axes[0], *self._axes[1]] == list(self._axes[2])
+
     # -- bytes ------------------------------------------------------------------------------------------------
 
     def pack(self, logical: Tensor) -> Tensor:
@@ -83,7 +87,8 @@ class Layout:
         pr, pc = self.padded(rows, cols)
         if (pr, pc) != (rows, cols):
             logical = torch.nn.functional.pad(logical, (0, pc - cols, 0, pr - rows), value=self.fill)
-        out = _gather(logical.flatten(-2), _places(self, pr, pc, str(logical.device))[0])
+        flat = logical.flatten(-2)
+        out = flat.clone() if self._moves_nothing else self._moved(flat, 0, pr, pc)
         if self.bits:
             out = _permute_bits(out, self.bits)
         return out.reshape(*logical.shape[:-2], *self.physical_shape(rows, cols))
@@ -102,8 +107,12 @@ class Layout:
         flat = physical.reshape(*batch, pr * pc)
         if self.bits:
             flat = _permute_bits(flat, _inverse(self.bits))
-        out = _gather(flat, _places(self, pr, pc, str(flat.device))[1])
+        out = flat.clone() if self._moves_nothing else self._moved(flat, 1, pr, pc)
         return out.unflatten(-1, (pr, pc))[..., :rows, :cols].contiguous()
+
+    def _moved(self, flat: Tensor, way: int, pr: int, pc: int) -> Tensor:
+        maps = _places(self, pr, pc, str(flat.device))
+        return _gather(flat, maps[way], maps[2])
 
     def index_map(self, rows: int, cols: int) -> Tensor:
         """int64 [rows, cols]: the physical byte offset of each logical byte, within one slab.
@@ -216,22 +225,37 @@ def _inverse(bits: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(out)
 
 
-@functools.lru_cache(maxsize=8)
-def _places(layout: Layout, rows: int, cols: int, device: str) -> tuple[Tensor, Tensor]:
-    """int32 [rows * cols] twice: the logical byte of each physical one, and the physical byte of each logical one.
+_UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # bytes that stay together -> the dtype that moves them
 
-    A gather through such a map is several times faster than moving single bytes by a permutation of many axes.
+
+@functools.lru_cache(maxsize=8)
+def _places(layout: Layout, rows: int, cols: int, device: str) -> tuple[Tensor, Tensor, int]:
+    """(the logical unit of each physical one, the physical unit of each logical one, bytes of a unit); the maps are int32.
+
+    A gather through such a map is several times faster than moving single bytes by a permutation of many axes, and the faster the more
+    bytes of a row stay together.
     """
     physical = layout.index_map(rows, cols).flatten()
+    unit = next(u for u in _UNITS if physical.numel() % u == 0 and _together(physical, u))
+    physical = physical[::unit] // unit
     logical = torch.empty_like(physical)
     logical[physical] = torch.arange(physical.numel())
-    return logical.int().to(device), physical.int().to(device)
+    return logical.int().to(device), physical.int().to(device), unit
 
 
-def _gather(flat: Tensor, places: Tensor) -> Tensor:
-    """flat [..., n] at `places` [n]."""
+def _together(physical: Tensor, unit: int) -> bool:
+    """Whether each `unit` bytes that follow each other, and start at a multiple of `unit`, do so physically too."""
+    units = physical.reshape(-1, unit)
+    return bool((units[:, 0] % unit == 0).all()) and bool((units == units[:, :1] + torch.arange(unit)).all())
+
+
+def _gather(flat: Tensor, places: Tensor, unit: int) -> Tensor:
+    """flat uint8 [..., n]: its units at `places`."""
     slabs = flat.reshape(-1, flat.shape[-1])
-    return torch.stack([slab.index_select(0, places) for slab in slabs]).reshape(flat.shape) if len(slabs) else flat
+    if slabs.data_ptr() % unit:
+        slabs = slabs.clone()  # a slice of a buffer may start anywhere
+    units = slabs.view(_UNITS[unit])
+    return torch.stack([slab.index_select(0, places) for slab in units]).view(torch.uint8).reshape(flat.shape) if len(slabs) else flat
 
 
 def _permute_bits(t: Tensor, bits: tuple[int, ...]) -> Tensor:

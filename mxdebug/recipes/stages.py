@@ -5,6 +5,7 @@ Every stage takes and gives a tensor whose axis 0 is the expert and axis 1 the r
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -132,14 +133,14 @@ class Values:
         return len(set(self.table)) == 256
 
     def apply(self, t: Tensor) -> Tensor:
-        return torch.tensor(self.table, dtype=torch.uint8, device=t.device)[t.long()]
+        return _translated(t, self.table)
 
     def undo(self, t: Tensor) -> Tensor:
         """The inverse; where bytes were merged, the lowest byte that leads there."""
         inverse = torch.zeros(256, dtype=torch.uint8)
         for source in range(255, -1, -1):
             inverse[self.table[source]] = source
-        return inverse.to(t.device)[t.long()]
+        return _translated(t, tuple(inverse.tolist()))
 
 
 SWAP_NIBBLES = Values("nibbles swapped", tuple((b & 15) << 4 | b >> 4 for b in range(256)))
@@ -149,6 +150,21 @@ CAST_BY_VALUE = Values("cast by value", tuple(2 ** (b - 127) % 256 if b >= 127 e
 CAST_E4M3_BY_VALUE = Values("E4M3 cast by value", tuple(int(v) % 256 if v == v else 0 for v in E4M3.table().tolist()))
 # What `.to(torch.float8_e4m3fn)` does to a scale byte: the byte as a number, rounded to E4M3.
 CAST_TO_E4M3 = Values("cast to E4M3", tuple(E4M3.encode(torch.arange(256.0)).tolist()))
+
+
+def _translated(t: Tensor, table: tuple[int, ...]) -> Tensor:
+    """uint8 bytes of any shape by a table of 256. Two bytes a lookup where they come in pairs: several times faster."""
+    if t.numel() % 2:
+        return torch.tensor(table, dtype=torch.uint8, device=t.device)[t.long()]
+    pairs = t.contiguous().flatten().view(torch.int16).int() & 0xFFFF
+    return _pairs(table).to(t.device).index_select(0, pairs).view(torch.uint8).reshape(t.shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _pairs(table: tuple[int, ...]) -> Tensor:
+    """int16 [65536]: what two bytes, as one number, become."""
+    one, both = torch.tensor(table, dtype=torch.int32), torch.arange(1 << 16)
+    return (one[both & 255] | one[both >> 8] << 8).to(torch.int16)
 
 
 @dataclass(frozen=True)

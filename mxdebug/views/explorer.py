@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from typing import Any, Generic, TypeVar
@@ -31,7 +30,7 @@ class Explorer(ipywidgets.VBox, Generic[Data]):
     LATE = {"continuous_update": False, **WIDE}  # for sliders whose every step costs something: at the end of a drag, not all along it
 
     def __init__(self, controls: Sequence[ipywidgets.Widget]) -> None:
-        self._says = ipywidgets.HTML()
+        self._says = ipywidgets.HTML(layout={"overflow": "auto"})  # a long line scrolls alone, not the controls with it
         self._says.add_class("mxdebug-says")
         self.error: MxdebugError | None = None
         self.shown: Data = self.compute()
@@ -85,9 +84,7 @@ class Explorer(ipywidgets.VBox, Generic[Data]):
         self._figure.outputs = ({"output_type": "display_data", "data": still, "metadata": {}},)
 
     def _still(self) -> dict[str, Any]:
-        data = json.loads(self.picture(self.shown).to_json())
-        bundle = {"data": data["data"], "layout": data["layout"], "config": {"displayModeBar": False, "responsive": True}}
-        return {figures.MIMETYPE: bundle, "text/plain": f"[explorer]\n{self.shown}"}
+        return {figures.MIMETYPE: figures.bundle(self.picture(self.shown)), "text/plain": f"[explorer]\n{self.shown}"}
 
     def __str__(self) -> str:
         return str(self.shown) if self.error is None else str(self.error)

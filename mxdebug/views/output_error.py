@@ -85,7 +85,7 @@ class OutputError:
                   f"  by column  {_span(self.columns)}; {self.by_column.text('column')}"]
         if self.may_be_own:
             sizes = "smaller" if bool((self.own.mask() ^ self.by_column.mask()).any()) else "larger"
-            lines.append(f"             the wanted output is {sizes} there by itself: the pattern may be the weights' own")
+            lines.append(f"             the wanted output is {sizes} there, too: maybe the weights' own pattern")
         if self.extra[0]:
             held = f"{self.extra[1]} of them not 0" if self.extra[1] else "all 0"
             lines.append(f"  {_counted(self.extra[0], 'column')} more than wanted, from {self.columns.numel()} on, {held}")

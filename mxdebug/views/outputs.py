@@ -23,18 +23,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Outputs against one wanted output."""
+    """Outputs against one wanted output. The numbers that decide come first, where a narrow window shows them."""
 
     lines: tuple[Line, ...]
 
     def __str__(self) -> str:
         width = max(4, *(len(line.name) for line in self.lines))
-        numbers = len(self.lines[0].first) * 9 - 1
-        out = [f"{'':<{width}}  {'first numbers of the output':<{numbers}}  NaN/inf  relative L2  cosine  norm ratio"]
+        out = [f"{'':<{width}}  relative L2  cosine  norm ratio  NaN/inf  first numbers of the output"]
         for line in self.lines:
             c = line.comparison
-            rest = "" if c is None else f"  {c.relative_l2:>11.3f}  {c.cosine:>6.3f}  {c.norm_ratio:>10.3f}"
-            out.append(f"{line.name:<{width}}  " + " ".join(f"{v:>8.4f}" for v in line.first) + f"  {line.not_finite:>7}" + rest)
+            off = f"{'':>31}" if c is None else f"{c.relative_l2:>11.3f}  {c.cosine:>6.3f}  {c.norm_ratio:>10.3f}"
+            out.append(f"{line.name:<{width}}  {off}  {line.not_finite:>7}  " + " ".join(f"{v:>8.4f}" for v in line.first))
         return "\n".join(out)
 
 

@@ -162,8 +162,8 @@ def after_the_fix(dump: Dump, own: Own) -> str:
     """Other recorded calls on the same tokens against the emulated fix: they should be what `what_if` predicts."""
     right, lines = what_if(own).right, []
     for other in dump.twins(own):
-        says = f"output against the emulated fix: {distance(other.output, right)}" if other.output.shape == right.shape else "another size"
-        lines.append(f"call {other.number}: {says}")
+        says = f"against the emulated fix: {distance(other.output, right)}" if other.output.shape == right.shape else "another size"
+        lines.append(textwrap.fill(f"call {other.number}: {says}", WIDTH, subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(lines or ["no other call in this dump is on the same tokens"])
 
 

@@ -47,8 +47,8 @@ class Surface:
         return int((self.this != self.meant).sum())
 
     def __str__(self) -> str:
-        n = len(self.gate) + self.outside
-        return (f"{self.name}\n  {sum(self.changed)} of {n} pre-activations drawn give an output that is off by more than 1%; {self.outside} lie beyond the picture\n"
+        return (f"{self.name}\n  {sum(self.changed)} of {len(self.gate)} pre-activations drawn give an output that is off by more than 1%\n"
+                f"  {self.outside} more lie beyond the picture\n"
                 f"  the activations move by relative L2 {self.moved:.3f}")
 
 
