@@ -80,7 +80,7 @@ def main() -> None:
     report("layout", lambda: layout_explorer.Explorer("128x4", rows=EXPERTS * 2 * SIZE, columns=SIZE // 32, row=37, column=5),
            {"row": lambda e: e.move(row=4000), "offset": lambda e: e.move(offset=99999), "read as": lambda e: e.move(read_as="linear"),
             "another layout": lambda e: e.move(layout="8x4")})
-    report("format", lambda: format_explorer.Explorer("MXFP4", value=0.01, outlier=1.0),
+    report("format", lambda: format_explorer.Explorer("MXFP4", number=0.01, outlier=1.0),
            {"outlier": lambda e: e.move(outlier=3.0), "number": lambda e: e.move(number="0.3"), "format": lambda e: e.move(format="MXFP8")})
     print()
     read = c.decode(call.arguments, experts=[3])

@@ -46,7 +46,7 @@ def check(exercise: str, *answer: Any) -> Answer:
     """Check an answer: `check("place", 123)`, `check("scales", function)`, `check("c08", operand, fault)`. None or ... is no answer yet."""
     if exercise not in EXERCISES:
         raise MxdebugError("exercise", f"one of {', '.join(EXERCISES)}", repr(exercise))
-    return EXERCISES[exercise](*answer)
+    return EXERCISES[exercise](*(a.item() if isinstance(a, Tensor) and a.dim() == 0 else a for a in answer))
 
 
 def _open(answer: Any) -> bool:

@@ -123,7 +123,9 @@ def _resolve(answer: Any = None) -> Answer:
             "the quantisation config, then the model config.",
         )
     for (quantisation, model, want, meaning), got in zip(_CASES, results):
-        if (got is None) != (want is None) or got != want:
+        if got is not None and (isinstance(got, bool) or not isinstance(got, (int, float))):
+            return Answer(False, f"beta({quantisation}, {model}) gave {type(got).__name__}, it must give a number, or None.")
+        if got != want:
             return Answer(False, f"beta({quantisation}, {model}) gave {got!r}, it must give {want!r}.\n{meaning}.")
     return Answer(
         True,
@@ -176,7 +178,7 @@ def _unknown_setting(alpha: Any = None, beta: Any = None, limit: Any = None, cla
         )
     for name, v in values.items():
         if isinstance(v, bool) or not isinstance(v, (int, float)) or math.isnan(v):
-            return Answer(False, f"{name} is a number (math.inf for no limit), this is {type(v).__name__}.")
+            return Answer(False, f"{name} is a number (math.inf for no limit), this is {v if isinstance(v, float) else type(v).__name__}.")
     if values["limit"] <= 0:
         return Answer(False, f"a limit of {limit:g} leaves nothing of up.")
     if clamp not in CLAMPS:

@@ -170,7 +170,8 @@ def _criterion(answer: Any = None) -> Answer:
             return Answer(None, "the function returns nothing yet.\nReturn True where got is what a right kernel may write. Ask in "
                           "this order: do NaN and inf stand in the same places? How far is it, for each token, in relation to "
                           "that token's length? "
-                          "mxdebug.diagnosis.outputs.rounding_floor(k) says how far rounding alone goes.")
+                          "mxdebug.diagnosis.outputs.rounding_floor(k) says how far rounding alone goes; and in bfloat16 a token's largest number may "
+                          "land one step away, which is 2^-7 of it at most.")
         if isinstance(found, Tensor) and found.numel() == 1:
             found = found.item()
         if not isinstance(found, bool) and type(found).__name__ != "bool_":
@@ -192,7 +193,12 @@ def _numbers(p: Pair) -> str:
     c = compare(p.got, p.want)
     masks = "" if c.masks_equal else "NaN or inf in other places, elsewhere "
     cosine = f"{c.cosine:.4f}" if c.norm_ratio else "none"  # zeros have no direction
-    return f"{masks}relative L2 {c.relative_l2:.4f}, cosine {cosine}, norm ratio {c.norm_ratio:.4f}"
+    return f"{masks}relative L2 {c.relative_l2:.4f}, of the worst token {_worst(p):.4f}, cosine {cosine}, norm ratio {c.norm_ratio:.4f}"
+
+
+def _worst(p: Pair) -> float:
+    """The largest relative L2 of a token."""
+    return max(compare(a, b).relative_l2 for a, b in zip(p.got, p.want))
 
 
 # -- the fault that survives --------------------------------------------------------------------------------------------

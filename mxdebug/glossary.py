@@ -309,6 +309,8 @@ def find(word: str) -> tuple[Entry, ...]:
 
     Capitals do not matter. Raises MxdebugError where nothing has it, with the words that are spelled alike.
     """
+    if not isinstance(word, str):
+        raise MxdebugError("word", "a text", type(word).__name__)
     names = {name.lower(): e for e in reversed(ENTRIES) for name in (*re.split(", | and ", e.word), *e.also, e.word)}
     wanted = word.strip().lower()
     exact = [names[w] for w in (wanted, wanted.removesuffix("s")) if w in names]

@@ -38,11 +38,11 @@ class Recorded:
 CALLS = {c.name: c for c in (
     Recorded("c01", "gptoss-tiny", "nothing", 0.004),
     Recorded("c02", "minimax-tiny", "nothing", 0.003),
-    Recorded("c03", "gptoss-tiny", "rows left as [w1; w3] (payload, scales, bias); the kernel reads [w3; w1]", 0.75),
+    Recorded("c03", "gptoss-tiny", "rows are [w1; w3] (payload, scales, bias); the kernel reads [w3; w1]", 0.75),
     Recorded("c04", "gptoss-tiny", "w13 scales swapped but not folded for SM90", 1.16),
     Recorded("c05", "minimax-tiny", "alpha, beta and limit not passed", 0.67),
     Recorded("c06", "gptoss-tiny", "both packed weights passed without the SM90 interleave", 1.94),
-    Recorded("c07", "gptoss-tiny", "rows left as g0,u0,g1,u1 (payload, scales, bias)", 1.61),
+    Recorded("c07", "gptoss-tiny", "rows are g0,u0,g1,u1 (payload, scales, bias)", 1.61),
     Recorded("c08", "minimax-tiny", "payload in [w3; w1], scales in [w1; w3]", 1.01),
     Recorded("c09", "minimax-tiny", "nothing; one token, top-3", None),
     Recorded("c10", "gptoss-192", "nothing; each half of w13 padded to 256 with zeros, w2's columns too", None),

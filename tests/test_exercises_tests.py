@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def own(got: Tensor, want: Tensor, k: int) -> bool:
     (lambda *a: False, False, "0 of 11 wrong outputs pass, 5 of 5 right ones fail. fails, though it is right: the emulation of the right"),
     (lambda a, b, k: torch.allclose(a.float(), b.float(), atol=0.1, rtol=0.1, equal_nan=True), False,
      "passes: fault scales-linear, all outputs 2^-12 times as large"),
-    (lambda a, b, k: compare(a, b).cosine > 0.97, False, "passes: 1.5 times too large (relative L2 0.5001, cosine 1.0000,"),
+    (lambda a, b, k: compare(a, b).cosine > 0.97, False, "passes: 1.5 times too large (relative L2 0.5001, of the worst token 0.5007, cosine"),
     (lambda a, b, k: compare(a, b).masks_equal and 0.9 < compare(a, b).norm_ratio < 1.1, False, "passes: columns in the reverse order"),
     (lambda a, b, k: compare(a, b).masks_equal and compare(a, b).relative_l2 < rounding_floor(k), False,
      "1 of 11 wrong outputs pass, 0 of 5 right ones fail. passes: one of 2040 tokens is 2 % too large"),
@@ -259,13 +260,29 @@ def test_verdicts() -> None:
     assert (v.good("x"), v.good("y, z")) == (2, 1) and v.overlooked().rows == ("a",)
     assert str(v).splitlines() == ["        x        y, z", "a       noticed  missed", "longer  passes   error"]
     figure = verdicts.draw(v, "One sentence.")
-    words = {t: (trace.name, float(y)) for trace in figure.data for t, y in zip(trace.text, trace.y)}
+    words = {hover.split(":")[0]: (glyph, trace.name, float(y))
+             for trace in figure.data for hover, glyph, y in zip(trace.hovertext, trace.text, trace.y)}
     good, bad = "as it should be", "the test is wrong"
-    assert words == {"noticed": (good, 0), "passes": (good, 1), "error": (good, 1), "missed": (bad, 0)}
+    assert words == {"noticed": ("✓", good, 0), "passes": ("✓", good, 1), "error": ("E", good, 1), "missed": ("✗", bad, 0)}
+    # of each group what is there, and nothing that is not: no line for what the data cannot show
+    key = [re.sub("<.*?>", "", line) for line in verdicts.key(v)]
+    assert key == ["■ ✓ noticed, E error, ✓ passes: as it should be", "■ ✗ missed: the test is wrong"]
+    assert set(verdicts.GLYPHS) == set(verdicts.WORDS) and "<br>".join(verdicts.key(v)) in [a.text for a in figure.layout.annotations]
     with pytest.raises(MxdebugError, match="1 x 1 of noticed"):
         verdicts.Verdicts("t", ("a",), ("x",), (("green",),))
     with pytest.raises(MxdebugError, match="lines of"):
         verdicts.Verdicts("t", ("a",), ("x", "y"), (("noticed",),))
+
+
+def test_long_names_of_columns_are_broken_but_no_word_and_no_percentage() -> None:
+    v = verdicts.Verdicts("t", ("a",), ("92.5 % within 0.1 + 85 %", "FlashInfer's data"), (("noticed", "same bits"),))
+    # 12 characters, or as many as the longest word of a column has
+    assert str(v).splitlines() == ["   92.5 %", "   within 0.1 +  FlashInfer's", "   85 %          data", "a  noticed       same bits"]
+    # a figure of 440 pixels less 16 + 7 for the rows has 200 a column: 28 characters of 7 pixels, so no name is broken
+    assert verdicts.draw(v, "One.").layout.xaxis.ticktext == v.columns
+    # 25 characters in the rows' names: 440 - 191 leaves 124 a column, 17 characters
+    wide = verdicts.Verdicts("t", ("a" * 25,), v.columns, v.words)
+    assert verdicts.draw(wide, "One.").layout.xaxis.ticktext == ("92.5 % within 0.1<br>+ 85 %", "FlashInfer's data")
 
 
 def test_scale_counts() -> None:

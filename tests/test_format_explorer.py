@@ -54,7 +54,7 @@ def test_it_starts_with_the_notebooks_block_and_follows() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_and_rule(name: str) -> None:
-    x = Explorer(value=-0.037, outlier=0.5)
+    x = Explorer(number=-0.037, outlier=0.5)
     for rule in EXPONENT_RULES:
         x.move(format=name, rule=rule)
         outer = FORMATS[name].outer
@@ -149,3 +149,15 @@ def test_every_number_can_be_drawn(fmt: Any, value: float) -> None:
     letters = [t for t in figure.data if t.mode == "markers+text"]
     assert [t.text for t in letters] == [("a",), ("a",)] and low < letters[0].y[0] < high
     assert all(low < c <= high for t in figure.data if t.mode == "text" for c in t.y) and len(figure.to_json()) < 30_000
+
+
+def test_move_refuses_what_is_no_control_and_what_a_control_does_not_take() -> None:
+    x = Explorer()
+    with pytest.raises(MxdebugError, match="one of format, rule, outlier, number"):
+        x.move(value=3)
+    with pytest.raises(MxdebugError, match="one of format"):
+        x.move(layout=3)  # a widget's layout is its CSS
+    with pytest.raises(MxdebugError, match="one of MXFP4, MXFP8"):
+        x.move(format="MXFP3")
+    x.move(number="0.3")
+    assert x.shown.number.value == 0.3 and x.error is None

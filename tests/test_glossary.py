@@ -127,3 +127,9 @@ def test_on_the_command_line() -> None:
     assert one.exit_code == 0 and one.output.startswith("tile (also: padding)\n  The part of a matrix")
     none = run(main, ["glossary", "swizle"])
     assert none.exit_code == 2 and "one like swizzle" in none.output
+
+
+@pytest.mark.parametrize("word", [None, 3, ["tile"]])
+def test_words_are_texts(word: object) -> None:
+    with pytest.raises(MxdebugError, match="a text"):
+        explain(word)

@@ -124,7 +124,10 @@ def test_counts_of_the_whole_call(clamp: str) -> None:
 def test_figure_is_the_same_each_time_and_small() -> None:
     a, b = draw(made(M3)), draw(made(M3))
     assert a.to_json() == b.to_json() and "uid" not in a.to_json() and len(a.to_json()) < 40_000
-    assert [t.name for t in a.data if t.showlegend] == ["this setting", "checkpoint", "within limit", "beyond limit"]
+    assert [t.name for t in a.data if t.showlegend] == ["this setting", "within limit", "beyond limit"]
+    assert a.layout.title.text == "<b>SwiGLU with alpha 1.702, beta 1, limit 7</b>"  # a narrow window cuts longer ones off
+    says = a.layout.meta["says"]
+    assert "token 5 in expert 1" in says and says.endswith("The clamp: gate above, up both.")
     assert sum(len(t.x) for t in a.data[2:4]) == len(made(M3).gate.inputs)
     assert len(a.data[3].x) == sum(x > 7 for x in made(M3).gate.inputs)
 
@@ -338,3 +341,9 @@ def test_a_large_call_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Explorer(CONTRACT, call("c05").arguments, meant(), recorded=call("c05").outputs[0], row=4)
     assert part.shown.recorded is None and part.shown.gate.inputs == whole.shown.gate.inputs and part.shown.up.inputs == whole.shown.up.inputs
     assert part.shown.counted[2] == 256
+
+
+def test_exercises_take_tensors_and_refuse_many() -> None:
+    assert check("swiglu-value", torch.tensor(-42.0)).right is True
+    got = check("swiglu-resolve", lambda q, m: torch.ones(3))
+    assert got.right is False and "gave Tensor, it must give a number" in flat(got)

@@ -164,6 +164,20 @@ def test_tile_shows_the_row_of_each_byte() -> None:
     assert p.marks[1].offset == p.marks[0].offset + 1
 
 
+def test_letters_of_neighbours_do_not_lie_on_each_other() -> None:
+    marks = [("a", 0, 0), ("b", 3, 0), ("c", 4, 0), ("d", 15, 480), ("e", 14, 480)]
+    # 10 pixels a byte, 13 a line of 16 bytes; letters need 19: c is 10 from b and moves two lines down, e is 10 from d and moves two up
+    assert places.apart(marks, (10, 13 / 16), 16, 248) == [*marks[:2], ("c", 4, 32), marks[3], ("e", 14, 448)]
+    assert places.apart(marks, (20, 13 / 16), 16, 248) == marks  # wide enough
+    tile = places.of_rows(SM90_WEIGHT_INTERLEAVE, (16, 32), range(16), [(1, 5), (9, 5)], line=16, title="t")
+    letters, lines = (list(places.draw(tile).select_traces({"mode": mode})) for mode in ("markers+text", "lines+markers"))
+    assert all(t.cliponaxis is False for t in letters)  # whole at the edge, too
+    # row 9 lies beside row 1 in memory: b's letter moves, and a line leads from it to b's byte
+    a, b = tile.marks
+    assert a.line == b.line == 2 and abs(a.place - b.place) == 1
+    assert [(list(t.x), t.y[0]) for t in lines] == [([b.place] * 2, 32)] and lines[0].y[1] == letters[1].y[1] > 32 == letters[1].y[0]
+
+
 def test_places_refuse_what_they_cannot_show() -> None:
     scale = logical_operands(layer("c01"))["w13_scale"][0]
     with pytest.raises(MxdebugError, match="SM90 scale fold, got other bytes"):
@@ -381,8 +395,8 @@ def test_exercise_place(answer: tuple[Any, ...], right: bool | None, says: str) 
     (lambda s: right_converter(s).float(), False, "torch.float32"), (lambda s: [1], False, "this is list"),
     (lambda s: right_converter(s)[:1], False, "24576 bytes went in, 6144 came out"), (broken, False, "raised KeyError"),
     (lambda s: right_converter(s).reshape(4, 8, 3, 16, 16), False, "take it from scales.shape"),
-    (only_fold, False, "rows left as g0,u0,g1,u1"), (lambda s: torch.cat([s[:, 1::2], s[:, 0::2]], 1), False, "block scales linear"),
-    (lambda s: only_fold(torch.cat([s[:, 0::2], s[:, 1::2]], 1)), False, "rows left as [w1; w3]"),
+    (only_fold, False, "rows are g0,u0,g1,u1"), (lambda s: torch.cat([s[:, 1::2], s[:, 0::2]], 1), False, "block scales linear"),
+    (lambda s: only_fold(torch.cat([s[:, 0::2], s[:, 1::2]], 1)), False, "rows are [w1; w3]"),
     (lambda s: right_converter(s ^ 1), False, "No known fault leads to these bytes"), (wrong_axes, False, "of 24576 bytes are not what the kernel"),
 ])
 def test_exercise_scales(answer: Any, right: bool | None, says: str) -> None:

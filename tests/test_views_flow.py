@@ -21,7 +21,7 @@ from mxdebug.faults import FAULTS, LINEAR_FAULTS, LinearSituation, Situation
 from mxdebug.layouts import GATE_UP
 from mxdebug.recipes.w4a16.recipe import linear_recipe
 from mxdebug.views import figures
-from mxdebug.views.flow import COLOURS, FILE, GLYPHS, LEFT, RIGHT, TRUNK, UNCHECKED, UNDECIDED, WRONG, Flow, draw, flow
+from mxdebug.views.flow import COLOURS, FILE, GLYPHS, LEFT, MIDDLE, RIGHT, TRUNK, UNCHECKED, UNDECIDED, WRONG, Flow, draw, flow
 
 
 @functools.cache
@@ -215,8 +215,10 @@ def test_every_station_is_drawn_with_glyph_and_word(name: str) -> None:
     assert says.endswith(".") and says in [t.replace("<br>", " ") for t in texts] and f"Verdict: {f.verdict}" in says
     for s in f.stations:
         mine = [t for t in texts if t.startswith(f"<b>{s.title}</b>")]
-        assert len(mine) == 1 and f"{GLYPHS[s.verdict]} {s.verdict}" in mine[0] and COLOURS[s.verdict] in mine[0]
+        assert len(mine) == 1 and f"{GLYPHS[s.verdict]} {s.verdict}" in mine[0]
+    assert "color" not in "".join(texts)  # text has the colour that is readable on light and dark; the frames have the verdicts'
     boxes = [s for s in figure.layout.shapes if s.type == "rect"]
+    assert [b.line.color for b in boxes if b.x0 == MIDDLE[0]] == [COLOURS[v] for v in (*(s.verdict for s in f.stations), f.output[0])]
     assert len(boxes) == 2 * len(f.stations) + len(f.steps) + 2  # left and middle, the steps, the checkpoint and the output
     for column in {b.x0 for b in boxes}:  # none overlaps another in its column
         spans = sorted((b.y0, b.y1) for b in boxes if b.x0 == column)

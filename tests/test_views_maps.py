@@ -446,13 +446,16 @@ def test_drawings_are_the_same_each_time_and_say_what_they_show(name: str) -> No
     assert a.to_json() == made(name).to_json() and len(json.dumps(json.loads(a.to_json()))) < 300_000  # a notebook has room for some
     says = a.layout.meta["says"]
     assert says.endswith(".") and says in [t.text.replace("<br>", " ") for t in a.layout.annotations]
-    assert a.layout.paper_bgcolor == a.layout.plot_bgcolor == "rgba(0,0,0,0)"
+    assert a.layout.paper_bgcolor == a.layout.plot_bgcolor == figures.BLANK
 
 
 def test_colours_are_steps_and_the_bar_has_room_for_its_labels() -> None:
     figure = made("c04")
     left, right = (t for t in figure.data if t.type == "heatmap")
-    assert len(left.colorbar.tickvals) <= 7 and left.colorbar.ticktext[0] == "0" and list(right.colorbar.ticktext).count("1") == 1
+    assert list(right.colorbar.ticktext) == ["2⁻⁶", "2⁻³", "1", "2³", "2⁶"] and left.colorbar.ticktext[0] == "0"
+    at = list(left.colorbar.tickvals)  # few, and as far from "0" as from each other
+    assert len(at) <= 5 and min(b - a for a, b in zip(at, at[1:])) == at[-1] - at[-2]
+    assert left.colorbar.tickangle == right.colorbar.tickangle == 0
     for t in (left, right):
         edges = [x for x, _ in t.colorscale]
         assert edges[0] == 0 and edges[-1] == 1 and all(t.colorscale[i][1] == t.colorscale[i + 1][1] for i in range(0, len(edges), 2))

@@ -230,7 +230,7 @@ def test_a_pattern_of_the_weights_is_called_their_own() -> None:
     want = normal(40, 256)
     want[:, ::4] *= 0.01  # these columns are small by themselves: the same noise is a larger relative error there
     e = output_error.output_error(want + 0.01 * normal(40, 256, seed=1), want)
-    assert e.by_column.period == 4 and e.may_be_own and "the wanted output is smaller there by itself" in str(e)
+    assert e.by_column.period == 4 and e.may_be_own and "the wanted output is smaller there, too" in str(e)
 
 
 @pytest.mark.parametrize("name", ["c01", "c03", "c05", "c13"])

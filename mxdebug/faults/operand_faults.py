@@ -80,9 +80,9 @@ def _order_fault(id: str, title: str, order: RowOrder, fix: str, reports: tuple[
 
 
 ROW_ORDER_FAULTS = (
-    _order_fault("rows-gate-up", "rows left as [w1; w3]", GATE_UP, "", ("vllm#51038", "sglang#32430", "sglang#11081")),
+    _order_fault("rows-gate-up", "rows are [w1; w3]", GATE_UP, "", ("vllm#51038", "sglang#32430", "sglang#11081")),
     _order_fault("rows-up-gate", "rows put in the order [w3; w1], which is CUTLASS's", UP_GATE, "", ("vllm#52240",)),
-    _order_fault("rows-interleaved", "rows left as g0,u0,g1,u1", INTERLEAVED, "de-interleave first: gate = w13[:, 0::2], up = w13[:, 1::2]; then ",
+    _order_fault("rows-interleaved", "rows are g0,u0,g1,u1", INTERLEAVED, "de-interleave first: gate = w13[:, 0::2], up = w13[:, 1::2]; then ",
                  ("vllm#51038", "vllm#46641")),
     _order_fault("rows-interleaved-up", "rows put in the order u0,g0,u1,g1, which is TRT-LLM-gen's", INTERLEAVED_UP, "", ("vllm#52240",)),
     _order_fault("rows-groups-64", "rows put in groups of 64 of up and gate, which is CuTe-DSL's order", GROUPS_64, "", ("vllm#52240",)),

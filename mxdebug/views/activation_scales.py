@@ -167,9 +167,10 @@ def draw_tiles(t: Tiles) -> go.Figure:
     for y, strip in enumerate((t.gets, t.reads)):
         start = 0
         for rank, n in (part for tile in strip for part in tile):
-            colour = "rgba(127, 127, 127, 0.18)" if rank is None else RANKS[rank]
+            colour, frame = (figures.BLANK, 1) if rank is None else (RANKS[rank], 0)  # text reads best on the page
             label = "padding" if rank is None else f"rank {rank}"
-            figure.add_bar(x=[n], base=[start], y=[y], orientation="h", width=0.62, marker={"color": colour, "line": {"width": 0}},
+            figure.add_bar(x=[n], base=[start], y=[y], orientation="h", width=0.62,
+                           marker={"color": colour, "line": {"width": frame, "color": figures.TEXT}},
                            text=[f"{label}<br>{n}"], textposition="inside", insidetextanchor="middle", textangle=0,
                            textfont={"size": 11, "color": figures.TEXT if rank is None else "black"},
                            hovertemplate=f"{label}: {n} rows<extra></extra>", showlegend=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import figures
 from .byte import Byte
 
-LEFT, RIGHT = (0, 0.44), (0.56, 1)  # where the panels are
+LEFT, RIGHT = (0, 0.42), (0.58, 1)  # where the panels are
 FAR = ("from a row outside the left panel", "circle")
 
 
@@ -33,7 +33,7 @@ def draw(b: Byte) -> go.Figure:
     has_padding, has_far = bool(padding.any() or padding_right.any()), bool(far.any())
     special = b.values is not None and bool(((b.values == 0x00) | (b.values == 0xFF)).any())
     figure = figures.figure(_title(b), _says(b, has_padding, has_far),
-                            plot=figures.cell_height(max(b.offsets.shape[0], b.from_row.shape[0])), below=figures.BELOW_CELLS,
+                            plot=max(120, figures.cell_height(max(b.offsets.shape[0], b.from_row.shape[0]))), below=figures.BELOW_CELLS,
                             legend=has_padding or has_far or special)
     hover = ("row %{y}, column %{x}<br>lies at offset %{customdata}",
              "offset %{y} + %{x}<br>comes from row %{customdata[0]}, column %{customdata[1]}")

@@ -36,12 +36,13 @@ def draw(t: Trial) -> go.Figure:
     if t.refused is not None:
         figure.add_annotation(text="no output: refused", x=0.78, y=0.5, xref="paper", yref="paper", showarrow=False, font={"color": figures.TEXT, "size": 13})
     grid = {"showgrid": True, "gridcolor": figures.GRID, "zeroline": False}
-    figure.update_layout(
-        barmode="overlay",
-        xaxis=figures.plain_axis(domain=[0, 0.4], title="bytes as predicted", range=[0, 1.18], tickvals=[0, 0.5, 1], ticktext=["0%", "50%", "100%"]),
-        yaxis=figures.plain_axis(categoryorder="array", categoryarray=[b[0] for b in bars][::-1]),
-        xaxis2=figures.plain_axis(domain=[0.58, 1], anchor="y2", title="output in the call", **grid),
-        yaxis2=figures.plain_axis(anchor="x2", title="predicted", **grid))
+    layout = figure.layout  # one attribute at a time: several times faster than update_layout
+    layout.barmode = "overlay"
+    layout.xaxis = figures.plain_axis(domain=[0, 0.4], title="bytes as predicted", range=[0, 1.18], tickvals=[0, 0.5, 1], ticktext=["0%", "50%", "100%"])
+    layout.yaxis = figures.plain_axis(categoryorder="array", categoryarray=[b[0] for b in bars][::-1])
+    layout.xaxis2 = figures.plain_axis(domain=[0.58, 1], anchor="y2", title="output in the call", **grid)
+    layout.xaxis2.ticklabelstandoff = 7  # below the lowest number of the other axis
+    layout.yaxis2 = figures.plain_axis(anchor="x2", title="predicted", **grid)
     figures.heading(figure, 0, "operands")
     figures.heading(figure, 0.58, "output")
     return figure
@@ -67,12 +68,14 @@ class Explorer(explorer.Explorer[Trial]):
         self.row = ipywidgets.BoundedIntText(value=row, min=0, max=self._trials.sample.rows - 1, description="token and slot", **self.WIDE)
         controls: list[ipywidgets.Widget] = [self.row]
         for i in range(1, SWITCHES + 1):
-            fault = ipywidgets.Dropdown(options=[NONE, *self._able], description=f"fault {i}", style={"description_width": "9em"}, layout={"width": "27em"})
-            strikes = ipywidgets.Dropdown(options=[ALL], description="on", style={"description_width": "2em"}, layout={"width": "15em"})
+            fault, strikes = (
+                ipywidgets.Dropdown(options=options, description=text, style={"description_width": f"{label}em"},
+                                    layout={"width": f"{wide}em", "min_width": "0"})  # so that both share a narrow line
+                for options, text, label, wide in (([NONE, *self._able], f"fault {i}", 9, 27), ([ALL], "on", 2, 15)))
             fault.observe(lambda change, strikes=strikes: self._offer(strikes, change["new"]), names="value")  # before the one that computes
             setattr(self, f"fault_{i}", fault)
             setattr(self, f"strikes_{i}", strikes)
-            controls.append(ipywidgets.HBox([fault, strikes], layout={"flex_flow": "row wrap"}))
+            controls.append(ipywidgets.HBox([fault, strikes], layout={"max_width": "100%"}))
         super().__init__(controls)
 
     def guess(self, *faults: str | tuple[str, str]) -> None:

@@ -293,11 +293,11 @@ def draw(c: Compared) -> go.Figure:
     left, right = (0.0, 0.48), (0.54, 1.0)
     low, high = c.lowest + MIDDLE, c.highest + MIDDLE
     colours = {low - 1: figures.EQUAL, **dict(zip(range(low, high + 1), figures.binade_colours(high - low + 1)))}
-    every = 1 if len(colours) < 7 else 2
-    ticks = {n: "0" if n < low else figures.power(n - MIDDLE) for n in colours if (high - n) % every == 0 or n < low - (high - low) % every}
+    every = -(-len(colours) // 5)  # few labels, the lowest as far from "0" as from each other: a window can be narrow
+    ticks = {low - 1: "0", **{n: figures.power(n - MIDDLE) for n in colours if (high - n) % every == 0 and n >= low - 1 + every}}
     maps.add_map(figure, c.differences, colours, ticks, "|difference|, from this power of two on", "x", "y", left)
     colours = dict(zip(range(MIDDLE - BEYOND, MIDDLE + BEYOND + 1), figures.diverging_colours(BEYOND)))
-    ticks = {n: "1" if n == MIDDLE else figures.power(n - MIDDLE) for n in colours if (n - MIDDLE) % 2 == 0}
+    ticks = {n: "1" if n == MIDDLE else figures.power(n - MIDDLE) for n in colours if (n - MIDDLE) % 3 == 0}
     maps.add_map(figure, c.ratios, colours, ticks, "kernel's block scale / checkpoint's", "x2", "y2", right, ("row", "block"))
     figure.update_layout(maps.map_axes(c.differences, left, "", "row", "column"))
     figure.update_layout(maps.map_axes(c.ratios, right, "2", "", "block"), yaxis2_showticklabels=False)

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import ipywidgets
 import plotly.graph_objects as go
+import traitlets
 
 from ..errors import MxdebugError
 from . import figures
@@ -57,10 +58,21 @@ class Explorer(ipywidgets.VBox, Generic[Data]):
         self._held += 1
         try:
             for name, value in values.items():
-                getattr(self, name).value = value
+                self._set(name, value)
         finally:
             self._held -= 1
         self._moved(None)
+
+    def _set(self, name: str, value: Any) -> None:
+        control = getattr(self, name, None)
+        if control not in _values(self._controls):
+            names = [n for n, c in vars(self).items() if c in _values(self._controls)]
+            raise MxdebugError("control", f"one of {', '.join(names)}", repr(name))
+        try:
+            control.value = value
+        except traitlets.TraitError as error:
+            offered = [o[1] if isinstance(o, tuple) else o for o in getattr(control, "options", ())]
+            raise MxdebugError(name, f"one of {', '.join(map(str, offered))}" if offered else "a value that the control takes", repr(value), str(error)) from None
 
     def _moved(self, change: object) -> None:
         if self._held:

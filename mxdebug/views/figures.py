@@ -73,19 +73,20 @@ def figure(title: str, says: str, plot: int, below: int = 54, legend: int = 0, h
     lines = textwrap.wrap(says, WIDTH)
     top = TOP + HEADINGS * headings + LEGEND * legend
     height = top + plot + below + len(lines) * LINE + 12
-    figure = go.Figure(layout={"template": {}})  # without one plotly loads its own, which takes longer than all the rest
-    figure.update_layout(
-        template=None, height=height,
-        margin={"l": left, "r": 14, "t": top, "b": below + len(lines) * LINE + 12},
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"family": "sans-serif", "size": 12, "color": TEXT},
-        title={"text": f"<b>{title}</b>", "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container",
-               "yanchor": "top", "pad": {"t": 12, "l": 8}, "font": {"size": 14, "color": TEXT}},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1 - 34 / height, "yanchor": "top",
-                "yref": "container", "bgcolor": "rgba(0,0,0,0)", "itemclick": False, "itemdoubleclick": False},
-        showlegend=bool(legend), dragmode=False, hoverlabel={"font": {"family": "monospace", "size": 12}},
-        meta={"says": says})
-    figure.add_annotation(text="<br>".join(lines), x=0, y=0, xref="paper", yref="paper", xanchor="left", yanchor="top",
-                          yshift=-below, xshift=6 - left, align="left", showarrow=False, font={"size": 13, "color": TEXT})
+    # All at once, which is ten times faster than update_layout; and without plotly's own template, which takes longer to load than all the rest.
+    figure = go.Figure(layout={
+        "template": {}, "height": height,
+        "margin": {"l": left, "r": 14, "t": top, "b": below + len(lines) * LINE + 12},
+        "paper_bgcolor": BLANK, "plot_bgcolor": BLANK, "font": {"family": "sans-serif", "size": 12, "color": TEXT},
+        "title": {"text": f"<b>{title}</b>", "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container",
+                  "yanchor": "top", "pad": {"t": 12, "l": 8}, "font": {"size": 14, "color": TEXT}},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1 - 34 / height, "yanchor": "top",
+                   "yref": "container", "bgcolor": BLANK, "itemclick": False, "itemdoubleclick": False},
+        "showlegend": bool(legend), "dragmode": False, "hoverlabel": {"font": {"family": "monospace", "size": 12}},
+        "meta": {"says": says},
+        "annotations": [{"text": "<br>".join(lines), "x": 0, "y": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top",
+                         "yshift": -below, "xshift": 6 - left, "align": "left", "showarrow": False, "font": {"size": 13, "color": TEXT}}]})
+    figure.layout.template = None
     return figure
 
 
@@ -135,10 +136,17 @@ def show(figure: go.Figure) -> None:
     """Display a figure in a notebook as plotly's MIME type, without plotly's JavaScript; as its sentence where figures cannot be drawn."""
     from IPython.display import display
 
-    data = json.loads(figure.to_json())
-    bundle = {"data": data["data"], "layout": data["layout"], "config": {"displayModeBar": False, "responsive": True}}
     title = figure.layout.title.text.replace("<b>", "").replace("</b>", "")
-    display({MIMETYPE: bundle, "text/plain": f"[figure] {title}. {figure.layout.meta['says']}"}, raw=True)
+    display({MIMETYPE: bundle(figure), "text/plain": f"[figure] {title}. {figure.layout.meta['says']}"}, raw=True)
+
+
+def bundle(figure: go.Figure) -> dict[str, Any]:
+    """What JupyterLab draws: plotly's data and layout. It follows the width of its cell by itself.
+
+    Not "responsive": plotly then sets the height anew as well, and to 0 where the page hides it for a moment, as a change of theme does.
+    """
+    data = json.loads(figure.to_json())
+    return {"data": data["data"], "layout": data["layout"], "config": {"displayModeBar": False, "responsive": False}}
 
 
 def typed(codes: Tensor) -> dict[str, str]:

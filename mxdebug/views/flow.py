@@ -291,7 +291,7 @@ def draw(f: Flow) -> go.Figure:
 
 
 def _mark(verdict: str, text: str = "") -> str:
-    return f'<span style="color:{COLOURS[verdict]}"><b>{GLYPHS[verdict]}{text}</b></span>'
+    return f"<b>{GLYPHS[verdict]}{text}</b>"  # the frame has the colour: as text it would be too pale on white
 
 
 def _frame(verdict: str) -> dict[str, Any]:

@@ -19,13 +19,13 @@ class Explorer(explorer.Explorer[number.Outlier]):
     `number.Outlier`). `number` holds text, so that it takes nan and inf as well: "0.01", "-1e-3", "nan". `rule` is of MX formats
     alone; NVFP4 rounds its block scale to E4M3.
 
-    format    a name in `formats.FORMATS`; value: the number; outlier: from 0.01 to 10, three digits of it
+    format    a name in `formats.FORMATS`; number: the number; outlier: from 0.01 to 10, three digits of it
     rule      one of `formats.EXPONENT_RULES`
     largest   of the whole tensor: it gives NVFP4 its global scale
     Raises MxdebugError for another name.
     """
 
-    def __init__(self, format: str = "MXFP4", value: float = 0.01, outlier: float = 1.0, *, rule: str = "floor",
+    def __init__(self, format: str = "MXFP4", number: float = 0.01, outlier: float = 1.0, *, rule: str = "floor",
                  largest: float = number.LARGEST) -> None:
         for what, name, names in (("format", format, FORMATS), ("exponent rule", rule, EXPONENT_RULES)):
             if name not in names:
@@ -36,7 +36,7 @@ class Explorer(explorer.Explorer[number.Outlier]):
                                         **self.WIDE)
         self.outlier = ipywidgets.FloatLogSlider(value=outlier, min=-2, max=1, step=0.1, readout_format=".3g", description="outlier",
                                                  **self.LATE)
-        self.number = ipywidgets.Text(value=f"{value:.9g}", description="number a", **self.LATE)
+        self.number = ipywidgets.Text(value=f"{number:.9g}", description="number a", **self.LATE)
         super().__init__([self.format, self.rule, self.outlier, self.number])
         self.format.observe(self._ruled, names="value")
 

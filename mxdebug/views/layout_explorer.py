@@ -47,7 +47,7 @@ class Explorer(explorer.Explorer[byte.Byte]):
         def line(*controls: ipywidgets.Widget) -> ipywidgets.HBox:
             return ipywidgets.HBox(controls, layout={"flex_flow": "row wrap"})
 
-        self.written_as = ipywidgets.Dropdown(value=written, options=names, description="layout", **CHOICE)
+        self.written_as = ipywidgets.Dropdown(value=written, options=names, description="written as", **CHOICE)
         self.read_as = ipywidgets.Dropdown(value=read, options=[AS_WRITTEN, *names], description="the kernel reads", **CHOICE)
         self.rows = whole(rows, 1, LARGEST, "rows", disabled=values is not None)
         self.columns = whole(columns, 1, LARGEST, "columns", disabled=values is not None)

@@ -46,7 +46,7 @@ class FaultTable:
         width = max(len(line.fault) for line in self.lines)
         return "\n".join(
             textwrap.fill(
-                f"{line.fault:<{width}}  {FAULTS[line.fault].title}", 96, subsequent_indent=" " * (width + 2), break_on_hyphens=False
+                f"{line.fault:<{width}}  {FAULTS[line.fault].title}", 88, subsequent_indent=" " * (width + 2), break_on_hyphens=False
             )
             for line in self.lines
             if line.fault != "none"
@@ -140,7 +140,7 @@ class ScaleReading:
         most = max((abs(b) for b in off), default=0)
         return (
             f"{self.wrong} of {total} block scales are read wrong ({self.wrong / total:.1%})\n"
-            f"  too small: {small}, too large: {large}, by a factor of up to 2^{most}; read as 0: {lost}; off by less than that: {self.wrong - small - large - lost}"
+            f"  too small: {small}, too large: {large}, by a factor of up to 2^{most}\n  read as 0: {lost}; off by less than that: {self.wrong - small - large - lost}"
         )
 
 
@@ -248,7 +248,7 @@ def draw_binades(b: Binades) -> go.Figure:
             hovertemplate="%{x}: %{y}<extra></extra>",
             width=0.85,
         )
-        figure.update_layout({f"yaxis{axis}": figures.plain_axis(domain=[bottom, top - 0.06], showticklabels=False, anchor="x")})
+        figure.update_layout({f"yaxis{axis}": figures.plain_axis(domain=[bottom, top - 0.08], showticklabels=False, anchor="x")})
         figure.add_annotation(
             text=name,
             x=0,
@@ -268,8 +268,17 @@ def draw_binades(b: Binades) -> go.Figure:
             anchor=f"y{len(b.counts) if len(b.counts) > 1 else ''}",
         ),
         bargap=0,
-        shapes=[
-            {"type": "line", "x0": -6.5, "x1": -6.5, "y0": 0, "y1": 1, "yref": "paper", "line": {"color": figures.TEXT, "dash": "dot"}}
+        shapes=[  # one for each row of bars: through all it would cross the names
+            {
+                "type": "line",
+                "x0": -6.5,
+                "x1": -6.5,
+                "y0": 0,
+                "y1": 1,
+                "yref": f"y{i} domain",
+                "line": {"color": figures.TEXT, "dash": "dot"},
+            }
+            for i in ("", *range(2, len(b.counts) + 1))
         ],
     )
     return figure

@@ -66,7 +66,7 @@ def add_map(figure: go.Figure, m: Map, colours: dict[int, str], ticks: dict[int,
         hovertemplate=f"{what[0]} %{{y}}, {what[1]} %{{x}}<extra></extra>",
         colorbar={"orientation": "h", "y": 0, "yanchor": "top", "ypad": 48, "x": domain[0], "xanchor": "left", "xpad": 0,
                   "len": domain[1] - domain[0], "thickness": 10, "outlinewidth": 0, "ticks": "", "tickvals": list(ticks),
-                  "ticktext": list(ticks.values()), "tickfont": {"size": 11, "color": figures.TEXT},
+                  "ticktext": list(ticks.values()), "tickangle": 0, "tickfont": {"size": 11, "color": figures.TEXT},
                   "title": {"text": bar, "side": "top", "font": {"size": 11, "color": figures.TEXT}}})
     known = {trace.name for trace in figure.data}
     for name, (symbol, where) in m.glyphs.items():

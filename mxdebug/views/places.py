@@ -14,6 +14,7 @@ from ..layouts import Layout
 from . import figures
 
 THIN = 64  # more rows than that are drawn without gaps, which would take a fifth of the colour away
+PANEL, LETTER = 150, 19  # pixels that a panel is wide in a window of 900 with the file browser open, and that a letter needs
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SCALE, ROW = "scale byte", "logical row"
 
@@ -113,28 +114,51 @@ def draw(p: Places, cell: str | None = None) -> go.Figure:
     says = f"Left: one cell {cell}. Right: the same bytes in the order in which they lie in memory. Letters mark the same bytes in both."
     rows, columns = p.logical.shape
     lines, places = p.physical.shape
-    figure = figures.figure(p.title, says, plot=figures.cell_height(max(rows, lines)), below=figures.BELOW_CELLS)
+    height = figures.cell_height(max(rows, lines))
+    figure = figures.figure(p.title, says, plot=height, below=figures.BELOW_CELLS)
     both = torch.cat([p.logical.flatten(), p.physical.flatten()])
     panels = ((p.logical, "x", "y", p.first_row, 1, [(m.letter, m.column, m.row) for m in p.marks]),
               (p.physical, "x2", "y2", p.first_offset, places, [(m.letter, m.place, p.first_offset + m.line * places) for m in p.marks]))
     for i, (codes, x, y, first, step, marks) in enumerate(panels):
         figures.cells(figure, codes, both, x, y, first, step, scale=p.colour == SCALE, bar=i == 0)
-        figure.add_scatter(x=[m[1] for m in marks], y=[m[2] for m in marks], text=[m[0] for m in marks], mode="markers+text",
+        letters = apart(marks, (PANEL / codes.shape[1], height / codes.shape[0] / step), step, first + codes.shape[0] * step / 2)
+        for (_, column, at), (_, _, put) in zip(marks, letters):
+            if put != at:
+                figure.add_scatter(x=[column, column], y=[at, put], mode="lines+markers", xaxis=x, yaxis=y,
+                                   line={"color": "white", "width": 2}, cliponaxis=False, hoverinfo="skip", showlegend=False,
+                                   marker={"size": 5, "color": "white", "line": {"color": "black", "width": 1}})
+        figure.add_scatter(x=[m[1] for m in letters], y=[m[2] for m in letters], text=[m[0] for m in letters], mode="markers+text",
                            xaxis=x, yaxis=y, marker={"size": 16, "color": "white", "line": {"color": "black", "width": 1.5}},
-                           textfont={"color": "black", "size": 12}, hoverinfo="skip", showlegend=False)
+                           textfont={"color": "black", "size": 12}, cliponaxis=False, hoverinfo="skip", showlegend=False)
     if rows > THIN:
         figure.data[0].ygap = 0
     end = p.first_offset + (lines - 0.5) * places
     figure.update_layout(
-        xaxis=figures.plain_axis(domain=[0, 0.42], title="column", range=[-0.5, columns - 0.5]),
-        yaxis=figures.plain_axis(title="row", tickvals=_ticks(p.first_row, rows, 1),
+        xaxis=figures.plain_axis(domain=[0, 0.41], title="column", range=[-0.5, columns - 0.5]),
+        yaxis=figures.plain_axis(title="row", ticklabelstandoff=5, tickvals=_ticks(p.first_row, rows, 1),
                                  range=[p.first_row + rows - 0.5, p.first_row - 0.5]),
-        xaxis2=figures.plain_axis(domain=[0.56, 1], title=f"byte within a line of {places}", anchor="y2", range=[-0.5, places - 0.5]),
-        yaxis2=figures.plain_axis(title="first byte of the line", anchor="x2", tickvals=_ticks(p.first_offset, lines, places),
-                                  range=[end, p.first_offset - 0.5 * places]))
+        xaxis2=figures.plain_axis(domain=[0.57, 1], title=f"byte within a line of {places}", anchor="y2", range=[-0.5, places - 0.5]),
+        yaxis2=figures.plain_axis(title="first byte of the line", anchor="x2", ticklabelstandoff=5,
+                                  tickvals=_ticks(p.first_offset, lines, places), range=[end, p.first_offset - 0.5 * places]))
     figures.heading(figure, 0, "logical")
-    figures.heading(figure, 0.56, "physical: in memory")
+    figures.heading(figure, 0.57, "physical: in memory")
+    figure.update_annotations(yshift=9, selector={"yanchor": "bottom"})  # headings and numbers leave room for half a letter
+    figure.update_xaxes(ticklabelstandoff=7)
     return figure
+
+
+def apart(marks: list[tuple[str, int, int]], pixels: tuple[float, float], step: int, middle: float) -> list[tuple[str, int, int]]:
+    """Where to put the letters of marks (letter, x, y): one that would lie on an earlier one moves by steps of y towards the middle.
+
+    pixels   for 1 of x and for 1 of y
+    """
+    out: list[tuple[str, int, int]] = []
+    for letter, x, y in marks:
+        put, way = y, step if y < middle else -step
+        while any(abs(x - a) * pixels[0] < LETTER and abs(put - b) * pixels[1] < LETTER for _, a, b in out):
+            put += way
+        out.append((letter, x, put))
+    return out
 
 
 def _ticks(first: int, count: int, step: int) -> list[int]:

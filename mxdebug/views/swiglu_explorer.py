@@ -58,8 +58,13 @@ class Setting:
         return Activation("swiglu", **given, clamp=self.clamp) if given else Activation("silu")
 
     def __str__(self) -> str:
+        return self.numbers + ("" if math.isinf(self.limit) else f" ({self.clamp})")
+
+    @property
+    def numbers(self) -> str:
+        """Without the place of the clamp: short enough for a title."""
         limit = "none" if math.isinf(self.limit) else f"{self.limit:g}"
-        return f"alpha {self.alpha:g}, beta {self.beta:g}, limit {limit}" + ("" if math.isinf(self.limit) else f" ({self.clamp})")
+        return f"alpha {self.alpha:g}, beta {self.beta:g}, limit {limit}"
 
 
 # -- its effect -------------------------------------------------------------------------------------------------------
@@ -125,7 +130,7 @@ def effect(
     meant, want   the checkpoint's setting, and the output [T, H] with it
     row           which (token, slot) of the trace is drawn
     """
-    got = replace(seen, layer=replace(seen.layer, activation=setting.activation(seen.layer.experts))).emulate()
+    got = _with(seen, setting.activation(seen.layer.experts), trace)
     line = torch.linspace(-WIDEST, WIDEST, 121, dtype=torch.float64)
     gate, up = trace.gate[row].double(), trace.up[row].double()
     s = setting
@@ -143,6 +148,11 @@ def effect(
         compare(got, want),
         None if recorded is None else compare(got, recorded),
     )
+
+
+def _with(seen: Seen, activation: Activation, trace: Trace) -> Tensor:
+    """The output with another activation."""
+    return replace(seen, layer=replace(seen.layer, activation=activation)).trace(before=trace).output
 
 
 def _beyond(s: Setting, values: Tensor, is_gate: bool) -> Tensor:
@@ -176,10 +186,13 @@ _NAMES = ("this setting", "checkpoint", "within limit", "beyond limit")
 
 def draw(e: Effect) -> go.Figure:
     """Two panels: the factor that gate becomes, and that of up. Grey is the checkpoint's; the points are pre-activations."""
-    after = " The clamp acts on the product here, so it is in neither panel." if e.setting.clamp == "after activation" else ""
+    clamp = "" if math.isinf(e.setting.limit) else f" The clamp: {e.setting.clamp}."
+    if e.setting.clamp == "after activation":
+        clamp = " The clamp acts on the product here, so it is in neither panel."
     figure = figures.figure(
-        f"Token {e.token} in expert {e.expert}: {e.setting}",
-        f"Each point is a pre-activation of this call. Output = factor of gate x factor of up. Dotted: what the checkpoint means.{after}",
+        f"SwiGLU with {e.setting.numbers}",
+        f"Each point is a pre-activation of token {e.token} in expert {e.expert}. Output = factor of gate x factor of up. "
+        f"Dotted: what the checkpoint means.{clamp}",
         plot=270,
         legend=True,
     )
@@ -187,7 +200,7 @@ def draw(e: Effect) -> go.Figure:
     for i, (axis, points, line, meant, colour) in enumerate(
         (("", e.gate, e.gate_line, e.gate_meant, figures.GATE), ("2", e.up, e.up_line, e.up_meant, figures.UP))
     ):
-        axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": not i, "hovertemplate": "%{x} becomes %{y}<extra></extra>"}
+        axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "hovertemplate": "%{x} becomes %{y}<extra></extra>"}
         drawn = [
             (line, True, {"mode": "lines", "line": {"color": colour, "width": 2}}),
             (meant, True, {"mode": "lines", "line": {"color": figures.TEXT, "width": 1.5, "dash": "dot"}}),
@@ -203,15 +216,23 @@ def draw(e: Effect) -> go.Figure:
         ]
         for name, (p, beyond, style) in zip(_NAMES, drawn):
             some = range(len(p.inputs)) if style["mode"] == "lines" else [j for j, b in enumerate(p.beyond) if b == beyond]
-            figure.add_scatter(x=[p.inputs[j] for j in some], y=[p.factor[j] for j in some], name=name, legendgroup=name, **axes, **style)
+            figure.add_scatter(
+                x=[p.inputs[j] for j in some],
+                y=[p.factor[j] for j in some],
+                name=name,
+                legendgroup=name,
+                showlegend=not i and p is not meant,  # the sentence says that one: a narrow window has no room for four
+                **axes,
+                **style,
+            )
     figure.update_layout(
         xaxis=figures.plain_axis(domain=[0, 0.46], title="gate", range=[-WIDEST - 1, WIDEST + 1], **grid),
         xaxis2=figures.plain_axis(domain=[0.54, 1], title="up", range=[-WIDEST - 1, WIDEST + 1], anchor="y2", **grid),
         yaxis=figures.plain_axis(title="factor", range=[-4, WIDEST + 1], **grid),
         yaxis2=figures.plain_axis(anchor="x2", range=[-WIDEST - 2, WIDEST + 2], **grid),
     )
-    figures.heading(figure, 0, "gate: gate * sigmoid(alpha * gate)")
-    figures.heading(figure, 0.54, "up: up + beta")
+    figures.heading(figure, 0, "gate * sigmoid(alpha * gate)")
+    figures.heading(figure, 0.54, "up + beta")
     return figure
 
 
@@ -237,7 +258,7 @@ class Explorer(explorer.Explorer[Effect]):
         self._seen, self._activation = shown.seen, meant
         self._trace = self._seen.trace(keep=True)
         self._meant, self._recorded, self._row = Setting.of(meant), recorded, row
-        self._want = replace(self._seen, layer=replace(self._seen.layer, activation=meant)).emulate()
+        self._want = _with(self._seen, meant, self._trace)
         start = Setting.of(self._seen.layer.activation)
         if start.limit not in LIMITS:
             raise MxdebugError(

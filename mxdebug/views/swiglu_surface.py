@@ -78,11 +78,12 @@ def _binades(values: Tensor) -> Tensor:
 
 def draw(s: Surface) -> go.Figure:
     """The two surfaces side by side on one colour scale, with the points on both."""
-    says = ("Each place is a pair of gate (across) and up (upwards); its colour is the output, a step a power of two, orange above 0, blue below. "
+    says = (f"Left: {s.name}. Each place is a pair of gate (across) and up (upwards); its colour is the output, a step a power of two, "
+            "orange above 0, blue below. "
             "Dots: this call's own pre-activations; crosses: those whose output is off by more than 1%. Dotted lines: where the clamp acts.")
-    figure = figures.figure(f"{s.name}, and what the checkpoint means", says, plot=300, below=figures.BELOW_CELLS, legend=True)
+    figure = figures.figure("The output of SwiGLU, and what the checkpoint means", says, plot=300, below=figures.BELOW_CELLS, legend=True)
     colours = figures.steps(figures.diverging_colours(LEVELS))
-    ticks = [-LEVELS, -5, -1, 0, 1, 5, LEVELS]
+    ticks = [-LEVELS, -6, -3, 0, 3, 6, LEVELS]  # far enough apart for their labels
     labels = [("-" if t < 0 else "") + (f"{2.0 ** (abs(t) - 1 + _SMALLEST):g}" if t else "0") for t in ticks]
     labels[0], labels[-1] = f"≤ {labels[0]}", f"≥ {labels[-1]}"
     for i, (levels, limit) in enumerate(((s.this, s.limits[0]), (s.meant, s.limits[1]))):
@@ -91,7 +92,7 @@ def draw(s: Surface) -> go.Figure:
         figure.add_heatmap(z=figures.typed(codes), x0=s.axis[0], dx=STEP, y0=s.axis[0], dy=STEP, zmin=-0.5, zmax=2 * LEVELS + 0.5, colorscale=colours,
                            showscale=i == 0, hovertemplate="gate %{x}, up %{y}<extra></extra>", **axes,
                            colorbar={"orientation": "h", "y": 0, "yanchor": "top", "ypad": 48, "x": 0, "xanchor": "left", "xpad": 0, "len": 1,
-                                     "thickness": 10, "outlinewidth": 0, "ticks": "", "tickvals": [t + LEVELS for t in ticks], "ticktext": labels,
+                                     "thickness": 10, "outlinewidth": 0, "ticks": "", "tickvals": [t + LEVELS for t in ticks], "ticktext": labels, "tickangle": 0,
                                      "tickfont": {"size": 11, "color": figures.TEXT},
                                      "title": {"text": "output", "side": "top", "font": {"size": 11, "color": figures.TEXT}}} if i == 0 else None)
         for off, name, symbol in ((False, "pre-activation", "circle"), (True, "its output is off", "x")):

@@ -26,7 +26,11 @@ WORDS = {
     ALARM: "right, and the test fails",
 }
 GOOD, BAD, BLIND = (NOTICED, ERROR, RIGHT), (MISSED, ALARM), (SAME, ABSENT)
-COLOURS = ((GOOD, figures.UP), (BAD, figures.GATE), (BLIND, "#cc79a7"))  # Okabe and Ito's; the words say the same
+GROUPS = (("as it should be", GOOD, figures.UP), ("the test is wrong", BAD, figures.GATE),
+          ("the data cannot show it", BLIND, "#cc79a7"))  # colours: Okabe and Ito's; the glyphs say the same
+# What stands in a cell, since words would spill out of it in a narrow window; a key above has both.
+GLYPHS = {NOTICED: "✓", ERROR: "E", MISSED: "✗", SAME: "=", ABSENT: "–", RIGHT: "✓", ALARM: "!"}
+NARROW = 440  # pixels that a figure has in a window of 900 with the file browser open
 Test = Callable[[Tensor, Tensor], bool]  # (got, want) -> whether it passes
 
 
@@ -75,32 +79,50 @@ class Verdicts:
 
     def __str__(self) -> str:
         head = max(map(len, self.rows))
-        widths = [max(len(name), *(len(line[i]) for line in self.words)) for i, name in enumerate(self.columns)]
-        lines = [("", self.columns), *zip(self.rows, self.words)]
+        inside = [max(len(line[i]) for line in self.words) for i in range(len(self.columns))]
+        names = [_lines(name, max(12, n)) for name, n in zip(self.columns, inside)]
+        widths = [max(n, *map(len, name)) for name, n in zip(names, inside)]
+        tall = max(map(len, names))
+        over = zip(*([""] * (tall - len(name)) + name for name in names))
+        lines = [*(("", texts) for texts in over), *zip(self.rows, self.words)]
         return "\n".join(f"{row:<{head}}  " + "  ".join(f"{w:<{n}}" for w, n in zip(words, widths)).rstrip() for row, words in lines)
 
 
+def _lines(name: str, wide: int) -> list[str]:
+    """A column's name in lines of that many characters; a number stays with its percent sign, and no word is broken."""
+    bound = name.replace(" %", "\N{NO-BREAK SPACE}%")
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in textwrap.wrap(bound, wide, break_long_words=False)]
+
+
+def key(v: Verdicts) -> list[str]:
+    """A line for each group of words that is there: its colour, glyphs with their words, and what they have in common."""
+    found = {w for line in v.words for w in line}
+    return [f'<span style="color:{colour}">\N{BLACK SQUARE}</span> {", ".join(f"{GLYPHS[w]} {w}" for w in words if w in found)}: {meaning}'
+            for meaning, words, colour in GROUPS if not found.isdisjoint(words)]
+
+
 def draw(v: Verdicts, says: str) -> go.Figure:
-    """A box with its word for each cell; `says` is the sentence below."""
-    wide = max(10, 78 // max(1, len(v.columns)))  # characters that fit above a column in a window of 900 pixels
-    parts = [name.replace(" %", "\N{NO-BREAK SPACE}%").replace(", ", ",\n").split("\n") for name in v.columns]
-    names = ["<br>".join(line for part in name for line in textwrap.wrap(part, wide)) for name in parts]
-    tall = 1 + max(name.count("<br>") for name in names)
-    figure = figures.figure(v.title, says, plot=22 * len(v.rows) + 16 * tall, below=14, legend=True, headings=False,
-                            left=16 + 7 * max(map(len, v.rows)))
-    meanings = (("as it should be", GOOD), ("the test is wrong", BAD), ("the data cannot show it", BLIND))
-    for (meaning, words), (_, colour) in zip(meanings, COLOURS):
+    """A box with its glyph for each cell, above them a key of the glyphs; `says` is the sentence below."""
+    left = 16 + 7 * max(map(len, v.rows))
+    wide = max(8, (NARROW - left) // (7 * max(1, len(v.columns))))  # characters, 7 pixels each, that fit above a column
+    names = [_lines(name, wide) for name in v.columns]
+    head = 15 * max(map(len, names)) + 6  # pixels for the columns' names
+    lines = key(v)
+    top = head + figures.LINE * len(lines)
+    figure = figures.figure(v.title, says, plot=22 * len(v.rows) + top, below=14, headings=False, left=left)
+    for meaning, words, colour in GROUPS:
         at = [(x, y, w) for y, line in enumerate(v.words) for x, w in enumerate(line) if w in words]
         if at:
             figure.add_bar(x=[0.94] * len(at), base=[x - 0.47 for x, _, _ in at], y=[y for _, y, _ in at], orientation="h", width=0.86,
-                           name=meaning, marker={"color": colour, "line": {"width": 0}}, text=[w for _, _, w in at], textposition="inside",
-                           insidetextanchor="middle", textangle=0, textfont={"color": "black", "size": 11}, hoverinfo="text",
-                           hovertext=[WORDS[w] for _, _, w in at], constraintext="none")
-    figure.update_layout(barmode="overlay")
-    figure.update_xaxes(**figures.plain_axis(tickvals=list(range(len(names))), ticktext=names, tickangle=0, side="top",
-                                             range=[-0.5, len(names) - 0.5]))
+                           name=meaning, marker={"color": colour, "line": {"width": 0}}, text=[GLYPHS[w] for _, _, w in at],
+                           textposition="inside", insidetextanchor="middle", textangle=0, textfont={"color": "black", "size": 13},
+                           hoverinfo="text", hovertext=[f"{w}: {WORDS[w]}" for _, _, w in at], constraintext="none")
+    # Not plotly's legend: that is no wider than the cells, and breaks over the columns' names.
+    figure.add_annotation(text="<br>".join(lines), x=0, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom", xshift=6 - left,
+                          yshift=head, align="left", showarrow=False, font={"size": 12, "color": figures.TEXT})
+    figure.update_layout(barmode="overlay", margin={"t": figure.layout.margin.t + top})
+    figure.update_xaxes(**figures.plain_axis(tickvals=list(range(len(names))), ticktext=["<br>".join(name) for name in names], tickangle=0,
+                                             side="top", tickfont={"size": 11}, range=[-0.5, len(names) - 0.5]))
     figure.update_yaxes(**figures.plain_axis(tickvals=list(range(len(v.rows))), ticktext=[f"{r} " for r in v.rows],
                                              range=[len(v.rows) - 0.5, -0.5]))
-    height = figure.layout.height
-    figure.update_layout(margin={"t": figure.layout.margin.t + 16 * tall}, height=height)
     return figure
