@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -754,3 +755,55 @@ def test_compare_is_what_the_kernel_line_says() -> None:
     assert d.kernel == compare(output, CONTRACT.emulate(arguments))
     assert f"emulation of what was passed: {d.kernel}"[:60] in " ".join(str(d).split())
     assert isinstance(checkpoint_layer("gptoss-tiny").layer, MoELayer)
+
+
+# -- bytes that only seem to be the checkpoint's ---------------------------------------------------------------------------
+
+
+def passed_instead(key: str, change: Callable[[Tensor], Tensor]) -> Diagnosis:
+    """The recorded call c01 with another operand, and the output that the kernel would write."""
+    r = recorded.call("c01")
+    call = load(r.path)
+    arguments = dict(call.arguments)
+    o = CONTRACT.operand(key)
+    o.put(arguments, change(o.get(arguments).clone()))
+    return diagnose(replace(call, arguments=arguments, outputs=(CONTRACT.emulate(arguments),)), r.checkpoint_path)
+
+
+def eight_bytes(t: Tensor) -> Tensor:
+    """Complement 8 bytes that are one row's, as the kernel reads it."""
+    logical = SM90_WEIGHT_INTERLEAVE.unpack(t[0], 384, 128)
+    logical[17, 64:72] ^= 255
+    t[0] = SM90_WEIGHT_INTERLEAVE.pack(logical).reshape(t[0].shape)
+    return t
+
+
+@pytest.mark.parametrize("change", [lambda t: t ^ 255, eight_bytes], ids=["all", "eight bytes"])
+def test_complemented_bytes_are_not_the_checkpoints(change: Callable[[Tensor], Tensor]) -> None:
+    d = passed_instead("w2", change)
+    assert d.verdict == "wrong, not explained" and not d.findings and dict(d.operands)["w2"] == "different"
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_hash_that_says_equal_is_not_believed(confirmed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash that mxdebug had at first is the same for a word and its complement. Bytes are compared after it; and should that fail as
+    well, the call is not right if another layer comes out of it."""
+    def collides(t: Tensor) -> Tensor:
+        words = torch.nn.functional.pad(t, (0, -t.shape[-1] % 8)).contiguous().view(torch.int64)
+        return ((words ^ (words >> 29)) * (2 * torch.arange(words.shape[-1]) + 1)).sum(-1)
+
+    module = sys.modules["mxdebug.diagnosis.recover"]  # the package has a function of that name
+    monkeypatch.setattr(module, "row_hashes", collides)
+    if not confirmed:
+        monkeypatch.setattr(module, "_confirmed", lambda seen, r, source: r)
+    d = passed_instead("w2", lambda t: t ^ 255)
+    assert d.verdict == "wrong, not explained" and "w2 payload" in d.summary
+    assert any("no known change" in t for t in d.open) == confirmed
+
+
+@pytest.mark.parametrize("byte", [0x00, 0xFF])
+@pytest.mark.parametrize("key", ["w13", "w13_scale", "w2", "w2_scale"])
+def test_memory_that_was_never_written_proves_nothing(key: str, byte: int) -> None:
+    d = passed_instead(key, lambda t: torch.full_like(t.view(torch.uint8), byte).view(t.dtype))
+    assert not d.ok and not any(f.strength == PROVED for f in d.findings), str(d)
+    assert any(f"is 0x{byte:02x}, as of memory that was never written or was filled" in t or "every byte is zero, which memory" in t for t in d.open), str(d)

@@ -298,3 +298,13 @@ def test_match_rows() -> None:
     assert match_rows(torch.tensor([-3, 5, 6, 7, 99, -9]), known).tolist() == [3, 0, -1, 1, -1, -1]
     assert match_rows(torch.tensor([1, 2]), torch.zeros(0, dtype=torch.int64)).tolist() == [-1, -1]
     assert SHUFFLE_16.block == 16 and SHUFFLE_32.block == 32
+
+
+def test_row_hashes_tell_a_word_from_its_complement() -> None:
+    """A hash that mixes with an arithmetic shift does not: ~w ^ (~w >> 29) is w ^ (w >> 29)."""
+    t = torch.randint(0, 256, (64, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    for first, last in ((0, 40), (8, 16), (32, 40)):
+        other = t.clone()
+        other[:, first:last] ^= 255
+        assert not (row_hashes(t) == row_hashes(other)).any()
+    assert row_hashes(torch.full((1, 16), 255, dtype=torch.uint8)).item() != 0

@@ -224,6 +224,9 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     findings.sort(key=lambda f: (order[f.strength], -(f.effect or 0.0)))
 
     unexplained = [contract.operand(k).title for k in evidence.unexplained]
+    if not (asked_right or findings or unexplained) and not outputs.follows(
+            *(t.output[:, : part.hidden] for t in (passed, right_trace)), max(part.hidden, part.intermediate), contract.roundings):
+        unexplained = [contract.operand(k).title for k in (*evidence.broken, *evidence.same_values)]  # whatever the bytes seemed to say: it is another layer to the kernel
     verdict, summary = _verdict(call, findings, unexplained, {"w13", "w2"} <= evidence.foreign, kernel)
     if verdict == RIGHT and activations.remains(scales):
         verdict, summary = UNDECIDED, f"{summary}; but in which order its activation scales lie, this call alone cannot show"

@@ -117,6 +117,9 @@ def _stands_there(title: str, actual: Tensor, r: Recovered, source: Source) -> t
     counts = [f"{placed} of {want} {unit} are in place", *(f"{n} {text}" for n, text in ((moved, "stand elsewhere"), (zero, "are zero")) if n)]
     if foreign >= 0:
         counts.append(f"others are not the checkpoint's, the first is {unit[:-1]} {foreign}")
+    data = actual.reshape(actual.shape[0], -1)[lost[0]]
+    if actual.dtype == torch.uint8 and bool((data == data[0]).all()):  # no order and no layout of anything
+        return f"{title}: every byte{which} is 0x{int(data[0]):02x}, as of memory that was never written or was filled", True
     layout = "" if r.form.layout is None else f", read in the layout {r.form.layout.name}"
     return f"{title}: no known change of the checkpoint gives the bytes{which}. In expert {lost[0]}{layout}, " + ", ".join(counts), bool(r.explained or placed or moved)
 

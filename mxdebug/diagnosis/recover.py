@@ -108,7 +108,27 @@ def recover(key: str, actual: Tensor, expected: Form, source: Source) -> Recover
                 best = found
         if best and best.complete:
             break
-    return best or base
+    return _confirmed(seen, best, source) if best else base
+
+
+def _confirmed(seen: _Seen, r: Recovered, source: Source) -> Recovered:
+    """Keys of rows are hashes, and a hash is no proof: leave out the experts whose bytes are others after all. Padding is not looked at."""
+    if r.permutation is not None:
+        return r
+    rows = r.form.row_indices()
+    data, logical = rows >= 0, source.logical(seen.key, r.tp_rank)
+
+    def same(position: int, expert: int) -> bool:
+        want = r.form.apply(logical[expert: expert + 1]).reshape(-1).to(seen.flat.dtype)
+        if torch.equal(want, seen.flat[position]):
+            return True
+        if r.form.layout is None:
+            return torch.equal(row_keys(want)[data], row_keys(seen.flat[position])[data])
+        a, b = (r.form.layout.unpack(t, seen.rows, seen.columns).reshape(seen.rows, seen.columns)[data] for t in (want, seen.flat[position]))
+        return torch.equal(a[:, : r.form.columns], b[:, : r.form.columns])
+
+    experts = tuple(e if e >= 0 and same(p, e) else -1 for p, e in enumerate(r.experts))
+    return replace(r, experts=experts, explained=sum(e >= 0 for e in experts) / len(experts))
 
 
 def rows_in_place(key: str, actual: Tensor, form: Form, source: Source, position: int) -> tuple[int, int, int, int, int]:
@@ -222,6 +242,8 @@ def _which_expert(seen: _Seen, form: Form, rank: int, rows: Tensor, source: Sour
     found, rows = seen.keys(form.layout, form.columns, position)[data], rows[data]
     if torch.equal(found, source.keys(seen.key, rank, form.values, first)[rows]):
         return first
+    if not found.any():
+        return None  # zeros are nobody's: memory that was never written has them, too
     fits = (source.all_keys(seen.key, rank, form.values)[:, rows] == found).all(1).nonzero()
     return int(fits[0]) if fits.numel() else None
 

@@ -25,7 +25,8 @@ def row_hashes(t: Tensor) -> Tensor:
     # Multiply-and-add modulo 2^64 with fixed odd numbers; the first step mixes high bits into low ones.
     generator = torch.Generator().manual_seed(0x6D78)
     factors = torch.randint(-(2**62), 2**62, (words.shape[-1],), generator=generator, dtype=torch.int64).to(t.device) * 2 + 1
-    mixed = words ^ (words >> 29)
+    # Without the sign's copies: with them a word and its complement would mix to the same.
+    mixed = words ^ ((words >> 29) & ((1 << 35) - 1))
     return (mixed * factors).sum(-1)
 
 
