@@ -497,3 +497,9 @@ def test_vllm_0_33(vllm: None) -> None:
     assert not [a for a in found.audits if a.failed] and found.ok is False and len(found.audits) == 30
     for a in found.audits:  # global scales too, where there are any
         assert not a.verdicts or a.path.startswith("mxfp4") or {"w13_alpha", "w2_alpha"} <= {v.operand for v in a.verdicts}
+
+
+def test_a_linear_path_is_sent_to_its_own_check() -> None:
+    for path in ("nvfp4_w4a16/flashinfer_cutedsl/sm100", "nvfp4_w4a16/flashinfer_cutedsl"):
+        with pytest.raises(MxdebugError, match="assert_linear_keeps_contract"):
+            assert_keeps_contract(dict, path)

@@ -115,6 +115,39 @@ def test_another_layer_is_refused() -> None:
         Trials(call, half)
 
 
+def test_another_number_of_experts_is_refused() -> None:
+    call, layer = parts("c01")
+    eight = parts("c12")[1]
+    assert (layer.layer.experts, eight.layer.experts) == (4, 8)
+    for most in (sample.MOST, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sample, "MOST", most)
+            with pytest.raises(MxdebugError, match="expected 8 experts on all ranks, as this checkpoint gives it, got 4"):
+                Trials(call, eight)
+
+
+def test_the_stated_tensor_parallel_position_is_taken() -> None:
+    """c13 is rank 1 of 2, and says so; rank 0 has other bytes of all that is cut, and the same bias of w2."""
+    call, layer = parts("c13")
+    for most in (sample.MOST, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sample, "MOST", most)
+            assert Trials(call, layer, tp=(2, 1)).trial(()).explained
+            other = Trials(call, layer, tp=(2, 0))
+            assert {m.key for m in other.trial(()).matches if not m.right} >= {"w13", "w13_scale", "w13_bias", "w2", "w2_scale"}
+    e = Explorer(call, layer, tp=(2, 0))
+    e.row.value = 1
+    assert e.shown.verdict.startswith("NOT EXPLAINED")  # another row, the same position
+
+
+def test_a_call_without_an_expert_of_this_rank_is_refused() -> None:
+    call, layer = parts("c01")
+    o = trials("c01").contract.operand("experts")
+    arguments = {**call.arguments, o.argument: torch.full_like(o.get(call.arguments), 77)}
+    with pytest.raises(MxdebugError, match="selected experts: expected some of this rank's, 0 to 3, got none in 12 slots"):
+        Trials(replace(call, arguments=arguments), layer)
+
+
 # -- a part of a large call ---------------------------------------------------------------------------------------------
 
 
@@ -181,6 +214,11 @@ def test_impossible_guesses_are_refused() -> None:
     for faults in (("scales-linear", "w13"), "nonsense"):
         with pytest.raises(MxdebugError):
             made().guess(faults)
+    for fault in (("scales-linear", "w13_scale", "w2_scale"), None, 3):
+        with pytest.raises(MxdebugError, match="fault 1: expected an id, or .id, operand."):
+            made().guess(fault)
+    with pytest.raises(MxdebugError, match="checkpoint: expected one layer"):
+        Explorer(parts("c04")[0], None)
     with pytest.raises(MxdebugError, match="at most 3"):
         made().guess(*["scales-linear"] * (SWITCHES + 1))
 

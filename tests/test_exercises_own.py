@@ -27,6 +27,7 @@ from mxdebug.exercises_own import CHECKS, made_call, unknown_call
 from mxdebug.faults import FAULTS, LINEAR_FAULTS, LinearSituation, Situation
 from mxdebug.recipes import recipe
 from mxdebug.recipes.w4a16.recipe import linear_recipe
+from mxdebug.reference import Parallel
 from mxdebug.views import own, own_fix
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "05_bring_your_own.ipynb"
@@ -85,8 +86,8 @@ def test_recorded_calls(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, recorded.call("c04").path)
-    assert "UNDECIDED" in text and "not for this call. checkpoint: expected the folder of the model, got none" in flat(text)
-    assert "a what-if: not for this call. The reason is above: checkpoint." in text
+    assert "UNDECIDED" in text and "not for this call. CHECKPOINT: expected the folder of the model, got none" in flat(text)
+    assert "a what-if: not for this call. The reason is above: CHECKPOINT." in text
     assert "[E, 2I/64, H/128, 16, 16]" in text  # the contract is there all the same
 
 
@@ -156,7 +157,7 @@ def crashed(folder: Path) -> Path:
 
 def test_crash_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, crashed(tmp_path), recorded.call("c03").checkpoint_path)
-    assert "CRASH DUMP" in text and "the output against the checkpoint: not for this call. output: expected what the kernel wrote" in text
+    assert "CRASH DUMP" in text and "the output against the checkpoint: not for this call. output: expected what the kernel wrote" in flat(text)
     assert "all right" in text and "\nas recorded" not in text  # what-if needs no output
 
 
@@ -198,13 +199,146 @@ def test_a_checkpoint_that_does_not_fit(checkpoint: Path, capsys: pytest.Capture
 
 
 def test_settings_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    r = recorded.call("c01")
+    for settings, says in (({"layer": 7}, "does not fit CHECKPOINT and LAYER"), ({"tp": (2, 1)}, "does not fit CHECKPOINT and TP"),
+                           ({"layer": "model.layers.0.self_attn.qkv_proj"}, "change LAYER in the first cell, and run all cells again")):
+        text = flat(run(capsys, r.path, r.checkpoint_path, **settings))
+        assert says in text and "NOT READ" in text and "**RIGHT**" not in text and "Nothing can be said" not in text, text
     r = recorded.call("c13")
-    for settings in ({"layer": 7}, {"layer": "model.layers.0.self_attn.qkv_proj"}, {"tp": (4, 1)}):
-        run(capsys, r.path, r.checkpoint_path, **settings)
-    with pytest.raises(MxdebugError, match="a number from 0 to 0"):
+    text = flat(run(capsys, r.path, r.checkpoint_path, tp=(4, 1)))  # of the same size, with padding
+    assert "TP is (4, 1) in the first cell: if this process was another rank, change that" in text
+    with pytest.raises(MxdebugError, match="None, or a number from 0 to 0"):
         run(capsys, r.path, r.checkpoint_path, call=3)
-    with pytest.raises(MxdebugError, match="no such file or folder"):
-        run(capsys, "/nowhere")
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("DUMP", None), ("DUMP", ""), ("DUMP", "/nowhere"), ("DUMP", 3), ("CHECKPOINT", 5), ("CHECKPOINT", " "), ("LAYER", -1), ("LAYER", "-1"), ("LAYER", 1.5),
+    ("LAYER", True), ("LAYER", ""), ("TP", 2), ("TP", "2,1"), ("TP", (0, 0)), ("TP", (2, 2)), ("TP", (2,)), ("TP", (2, 1.0)), ("TP", [2, -1])])
+def test_a_setting_that_cannot_be_is_said_by_its_name(name: str, value: Any) -> None:
+    settings = {"DUMP": recorded.call("c13").path, "CHECKPOINT": None, "LAYER": None, "TP": None, name: value}
+    with pytest.raises(MxdebugError, match=f"^{name}: .*change {name} in the first cell, and run all cells again$"):
+        own.open_dump(settings["DUMP"], settings["CHECKPOINT"], layer=settings["LAYER"], tp=settings["TP"])
+
+
+def test_an_empty_dump_is_said_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(MxdebugError, match="^DUMP: .*change DUMP in the first cell, and run all cells again$"):
+        own.open_dump(tmp_path)
+    dump = own.open_dump(recorded.call("c13").path)
+    for number in (1, -1, True, 0.0, "0"):
+        with pytest.raises(MxdebugError, match="^CALL: .*change CALL in this cell"):
+            dump.pick(number)
+
+
+def test_settings_are_taken_as_they_are_meant() -> None:
+    r = recorded.call("c13")
+    (mine,) = own.open_dump(str(r.path), str(r.checkpoint_path), layer="0", tp=[2, 1]).calls
+    assert mine.layer == 0 and mine.tp == (2, 1) and mine.diagnosis.ok and mine.chosen.index == 0
+
+
+def test_a_wrong_checkpoint_is_quoted_as_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, recorded.call("c01").path, "/none")
+    assert "CHECKPOINT: expected a folder with config.json" in text and "got no such path (/none)" in flat(text)
+    assert "weights against the checkpoint: not for this call. The reason is above: CHECKPOINT." in text and "above: none" not in text
+
+
+def test_equal_reasons_are_said_once() -> None:
+    folder = recorded.kernel_dumps("mxfp8_quantize")[0].parent
+    text = own.open_dump(folder).verdicts(most=11)
+    assert flat(text).count("got mxfp8_quantize") == 1 and text.startswith("calls 0, 1, 2, 3, 4, 5: NOT READ: call"), text
+    assert text.count("NOT READ") == 4  # of four functions
+
+
+# -- what differs, and what to do next -----------------------------------------------------------------------------------
+
+
+def changed(folder: Path, key: str | None = None, byte: int | None = None, name: str = "c01", **changes: Any) -> own.Own:
+    """A right call with one byte, by its place in the operand, or something else changed."""
+    r, call = recorded.call(name), load(recorded.call(name).path)
+    arguments = dict(call.arguments) | changes
+    if key is not None:
+        o = own.open_dump(r.path).calls[0].kernel.operand(key)
+        t = o.get(arguments).clone()
+        t.view(-1)[byte] ^= 0x11
+        o.put(arguments, t)
+    replace(call, arguments=arguments).save(folder)
+    return own.open_dump(folder, r.checkpoint_path).pick()
+
+
+@pytest.mark.parametrize(("key", "expert"), [("w13", 1), ("w2", 3), ("w2_scale", 2)])
+def test_the_culprit_is_shown(key: str, expert: int, tmp_path: Path) -> None:
+    """One byte of one expert: nothing chosen, that operand and that expert are what is seen."""
+    o = own.open_dump(recorded.call("c01").path).calls[0]
+    one = o.kernel.operand(key).get(o.call.arguments)[0].numel()
+    mine = changed(tmp_path, key, one * expert + 11)
+    weight = key.partition("_")[0]
+    d = own_fix.differing(mine)
+    assert d.pick() == (weight, expert) and d.operands == (o.kernel.operand(key).title,)
+    assert [bool(n) for n in d.wrong[weight]] == [e == expert for e in range(4)] and not any(d.wrong["w2" if weight == "w13" else "w13"])
+    seen = own_fix.compared(mine)
+    assert (seen.operand, seen.expert) == (weight, expert) and 0 < seen.blocks <= d.wrong[weight][expert]
+    assert {b.expert for b in seen.worst.blocks} == {expert} and f"{weight}, expert {expert}:" in str(seen)
+    assert f"{weight}: differs in 1 of 4 experts: expert {expert} in {d.wrong[weight][expert]} of" in str(d)
+    assert f"{weight} of expert {expert}" in own_fix.counted(mine).title
+    assert not own_fix.compared(mine, weight, 0).weights  # what is chosen is shown all the same
+
+
+def test_what_differs_where_all_or_nothing_does() -> None:
+    mine = own.open_dump(recorded.call("c07").path, recorded.call("c07").checkpoint_path).pick()
+    # w13 has 2 x 256 rows of 384 / 32 blocks, w2 384 rows of 256 / 32; c07 has all rows of w13 in another order
+    assert str(own_fix.differing(mine)) == ("operands that differ: w13 payload, w13 block scales, w13 bias\n"
+                                            "w13: differs in all 4 experts, in 6,144 of 6,144 blocks each\nw2: equal in all 4 experts")
+    right = own.open_dump(recorded.call("c01").path, recorded.call("c01").checkpoint_path).pick()
+    assert own_fix.differing(right).wrong == {"w13": (0,) * 4, "w2": (0,) * 4} and own_fix.differing(right).pick() == ("w13", 0)
+    for operand, expert, name in ((None, 4, "EXPERT"), (None, "0", "EXPERT"), ("w1", 0, "OPERAND")):
+        with pytest.raises(MxdebugError, match=f"^{name}: expected None"):
+            own_fix.compared(mine, operand, expert)
+
+
+def test_next_step_says_where_to_look(tmp_path: Path) -> None:
+    def says(mine: own.Own) -> str:
+        return flat(own_fix.next_step(mine))
+
+    call, path = load(recorded.call("c01").path), recorded.call("c01").checkpoint_path
+    output = call.outputs[0].clone()
+    output[:, 1::7] *= -3
+    replace(call, outputs=(output,)).save(tmp_path / "kernel")
+    text = says(own.open_dump(tmp_path / "kernel", path).pick())
+    assert "All operands are right, and the output does not follow" in text and "make sure" not in text, text
+    text = says(own.open_dump(tmp_path / "kernel").pick())
+    assert "whatever the checkpoint is" in text and "With CHECKPOINT in the first cell" in text, text
+    text = says(changed(tmp_path / "byte", "w2", 5))
+    assert "w2 payload cannot be explained, and 5 of 6 operands are as they should be: layer and checkpoint are the right ones" in text, text
+    text = says(own.open_dump(recorded.call("c01").path, recorded.call("c02").checkpoint_path).pick())
+    assert "First make sure that CHECKPOINT, LAYER and TP are those of this call; if not, change them in the first cell" in text, text
+
+
+# -- the explorer ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("change", "title"), [("x", "the activations hold NaN or inf already"), ("router", "router weights are NaN"),
+                                               ("experts", "tokens select experts that do not exist")])
+def test_the_explorer_comes_up_for_findings_without_a_switch(change: str, title: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = load(recorded.call("c01").path)
+    o = own.open_dump(recorded.call("c01").path).calls[0].kernel.operand(change)
+    t = o.get(call.arguments).clone()
+    t[0, 0] = 77 if change == "experts" else torch.nan
+    changed(tmp_path, **{o.argument: t})
+    text = run(capsys, tmp_path, recorded.call("c01").checkpoint_path)
+    assert f"no switch for: {title}" in text and "the call explorer: not for this call" not in text, text
+
+
+def test_the_explorer_takes_the_stated_rank(tmp_path: Path) -> None:
+    """TRT-LLM's kernel is not told its rank: bytes of rank 1, and rank 0 stated, are wrong for the diagnosis and for the explorer."""
+    path, checkpoint = "mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", recorded.ROOT / "checkpoints" / "gptoss-tiny"
+    whole = of(path, checkpoint)
+    save(Situation.right(whole.recipe, whole.layer, whole.x, whole.experts, whole.router, Parallel(2, 1)), tmp_path)
+    (mine,) = own.open_dump(tmp_path, checkpoint, tp=(2, 1)).calls
+    assert mine.diagnosis.ok and own_fix.explorer(mine).shown.verdict.startswith("RIGHT")
+    (mine,) = own.open_dump(tmp_path, checkpoint, tp=(2, 0)).calls
+    e = own_fix.explorer(mine)
+    assert mine.diagnosis.finding("wrong-tp-slice") and e.shown.verdict.startswith("NOT EXPLAINED"), str(e)
+    assert own_fix.guess(mine, e) == ["wrong-tp-slice"] and "EXPLAINED: every byte" in own_fix.switch_on(mine, e), str(e)
+    assert "TP is (2, 0) in the first cell: if this process was another rank, change that" in flat(own_fix.next_step(mine))
 
 
 # -- the pieces -----------------------------------------------------------------------------------------------------------
@@ -219,7 +353,7 @@ def test_what_if_puts_each_operand_right_alone() -> None:
     assert off["as recorded"] == off["as passed, emulated"] == 1.614
     assert off["only w13 payload right"] < off["as recorded"] < off["only w13 block scales right"] and off["all right"] < 0.004
     assert torch.equal(w.right, load(recorded.call("c01").path).outputs[0])  # c01 is the right call on the same tokens, by the H200
-    assert own_fix.guess(mine) == ["rows-interleaved"]
+    assert own_fix.guess(mine, own_fix.explorer(mine)) == ["rows-interleaved"]
 
 
 def test_twins_are_calls_on_the_same_tokens() -> None:

@@ -81,6 +81,16 @@ def test_what_is_no_number_is_said_in_place_and_the_picture_stays() -> None:
             Explorer(**what)
 
 
+@pytest.mark.parametrize("what", [{"outlier": 0.0}, {"outlier": -1.0}, {"outlier": 11.0}, {"outlier": math.nan}, {"format": "NVFP4", "largest": 0.0},
+                                  {"largest": -1.0}, {"largest": math.nan}, {"format": "NVFP4", "largest": math.inf}, {"format": "NVFP4", "largest": 1e-40}])
+def test_numbers_that_the_controls_cannot_hold_are_refused(what: dict[str, Any]) -> None:
+    name = "largest" if "largest" in what else "outlier"
+    with pytest.raises(MxdebugError, match=f"^{name}: expected a number from"):
+        Explorer(**what)
+    for outlier in (0.01, 10.0):
+        assert Explorer(outlier=outlier).outlier.value == outlier
+
+
 def test_without_a_kernel_the_same_figure() -> None:
     bundle = Explorer()._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "application/vnd.jupyter.widget-view+json", figures.MIMETYPE}
@@ -160,4 +170,4 @@ def test_move_refuses_what_is_no_control_and_what_a_control_does_not_take() -> N
     with pytest.raises(MxdebugError, match="one of MXFP4, MXFP8"):
         x.move(format="MXFP3")
     x.move(number="0.3")
-    assert x.shown.number.value == 0.3 and x.error is None
+    assert x.shown.number.value == pytest.approx(0.3) and x.error is None  # as float32

@@ -190,6 +190,11 @@ def test_states_of_operands_are_kept() -> None:
 # -- text and drawing -------------------------------------------------------------------------------------------------
 
 
+def test_no_diagnosis() -> None:
+    with pytest.raises(MxdebugError, match="diagnosis: expected a Diagnosis, got NoneType"):
+        flow(mxdebug.load_call(recorded.call("c01").path), None)
+
+
 def test_text() -> None:
     lines = str(of_recorded("c04")).splitlines()
     assert lines[0] == "gpt-oss checkpoint, layer 0" and lines[1] == "  GEMM 1: x · w13ᵀ + bias"

@@ -14,6 +14,7 @@ from making import CONTRACT, made_bytes, made_layer
 
 import mxdebug
 from mxdebug import recorded
+from mxdebug.contracts import find
 from mxdebug.errors import MxdebugError
 from mxdebug.formats import E4M3_SCALE, E8M0, E8M0_SM90, MXFP4, MXFP8, NVFP4, BlockTensor, quantise
 from mxdebug.layouts import SM90_SCALE_FOLD, SWIZZLE_128x4
@@ -72,10 +73,10 @@ def test_one_wrong_code_is_one_cell() -> None:
     assert torch.equal(c.differences.codes.int(), wanted.int()) and c.differences.codes.dtype == torch.uint8
     assert (c.lowest, c.highest, c.weights, c.blocks, c.largest, c.at) == (0, 0, 1, 1, 1.0, (3, 10))
     assert set(c.ratios.codes.flatten().tolist()) == {MIDDLE} and not c.differences.glyphs and not c.ratios.glyphs
-    assert str(c).splitlines() == ["weight, expert 0: 8 x 64", "  1 of 512 weights differ (0.2%)", "  in 1 of 16 blocks (6.2%)",
+    assert str(c).splitlines() == ["weight: 8 x 64", "  1 of 512 weights differ (0.2%)", "  in 1 of 16 blocks (6.2%)",
                                    "  largest |difference| 1, at row 3, column 10",
                                    "  pooled by maximum: 1 x 1 weights, 1 x 1 block scales in a cell"]
-    assert c.worst.blocks == (worst.WorstBlock(0, 3, 0, (0, 31), 1.0, 1.0, (1.0,) * 4, (1.0,) * 4, 1.0, 10),)
+    assert c.worst.blocks == (worst.WorstBlock(None, 3, 0, (0, 31), 1.0, 1.0, (1.0,) * 4, (1.0,) * 4, 1.0, 10),)
 
 
 @pytest.mark.parametrize(("byte", "step"), [(128, 1), (126, -1), (130, 3), (133, 6), (121, -6)])
@@ -186,7 +187,39 @@ def test_what_cannot_be_compared() -> None:
     with pytest.raises(MxdebugError, match="0 <= expert < 4"):
         compare.of_layers(layer("c01"), layer("c01"), "w13", title="t", expert=4)
     with pytest.raises(MxdebugError, match="gate"):
-        compare.of_layers(made_layer(1, 64, 32, gated=False), layer("c01"), "w13", title="t")
+        compare.of_layers(made_layer(4, 64, 32, gated=False), layer("c01"), "w13", title="t")
+
+
+@pytest.mark.parametrize("expert", [-1, 4, True, 1.0])
+def test_an_expert_that_there_is_not(expert: object) -> None:
+    a = layer("c01").up
+    for look in (compare.compare, codes.codes):
+        with pytest.raises(MxdebugError, match="expert: expected a number, 0 <= expert < 4"):
+            look(a, a, title="t", expert=expert)
+    for look in (compare.of_layers, codes.of_layers):
+        with pytest.raises(MxdebugError, match="expert: expected a number, 0 <= expert < 4"):
+            look(layer("c01"), layer("c01"), "w2", title="t", expert=expert)
+
+
+def test_a_rank_is_compared_with_its_part_of_the_layer() -> None:
+    """c12 is the call of a rank that holds 4 of 8 experts: right against its part, and no answer against the whole layer."""
+    call = mxdebug.load_call(recorded.call("c12").path)
+    part = layer("c12").part(find(call.function, call.arguments).parallel(call.arguments))
+    assert layer("c12").experts == 8 and part.experts == 4
+    for operand in ("w13", "w2"):
+        assert compare.of_layers(part, decoded("c12"), operand, title="t", expert=3).weights == 0
+        for look in (compare.of_layers, codes.of_layers):
+            with pytest.raises(MxdebugError, match=r"4 as the kernel reads, got 8 are meant.*layer\.part\("):
+                look(layer("c12"), decoded("c12"), operand, title="t")
+
+
+@pytest.mark.parametrize("k", [0, -1, None])
+def test_how_many_of_the_worst(k: object) -> None:
+    a = ones(4, 64)
+    with pytest.raises(MxdebugError, match="a number from 1 on"):
+        compare.compare(a, a, title="t", k=k)
+    with pytest.raises(MxdebugError, match="a number from 1 on"):
+        worst.worst(a, a, k)
 
 
 def test_one_expert_without_gate() -> None:
@@ -378,6 +411,9 @@ def test_verdicts_on_recorded_calls_and_faults() -> None:
     for name in ("c01", "c04", "c10", "c11"):
         c = codes.of_layers(layer(name), decoded(name), "w13", title="t")
         assert c.payload_order == codes.SAME and c.padding == (4 * 2 * 64 * 384 if name in ("c10", "c11") else 0), name
+        assert c.verdict() == {  # c01 and c10 are right: byte for byte, c10 but for its padding
+            True: "Payload and block scales are equal, byte for byte.",
+            False: "The same bytes and the same scales, each as often: only their order can be wrong."}[name in ("c01", "c10")], name
     a = layer("c01").up
     swapped = BlockTensor(SWAP_NIBBLES.apply(a.payload), a.scales, MXFP4)
     c = codes.codes(a, swapped, title="t", expert=2)
@@ -386,7 +422,7 @@ def test_verdicts_on_recorded_calls_and_faults() -> None:
                            "Block scales: the same, each as often, so only their order can be wrong.")
     cast = BlockTensor(a.payload, (a.scales.int() - 1).to(torch.uint8), MXFP4)
     assert codes.codes(a, cast, title="t").same_scales is False
-    with pytest.raises(MxdebugError, match="other experts"):
+    with pytest.raises(MxdebugError, match="experts: expected as many in both, 2 as the kernel reads, got 4 are meant"):
         codes.codes(a, a[:2], title="t")
 
 
@@ -418,7 +454,7 @@ def test_special_scales_have_hatched_bars_with_their_number() -> None:
 def test_counts_of_one_row_and_of_nvfp4() -> None:
     q = quantise(torch.randn(1, 32, generator=torch.Generator().manual_seed(0)), NVFP4)
     c = codes.codes(q, q, title="t")
-    assert c.verdict() == "The same bytes and the same scales, each as often: only their order can be wrong." and "2 block scales" in str(c)
+    assert c.verdict() == "Payload and block scales are equal, byte for byte." and "2 block scales" in str(c)
     assert codes.draw(c).to_json()
 
 

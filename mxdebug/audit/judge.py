@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contracts import Contract, Operand
+from ..contracts import LINEAR_CONTRACTS, Contract, Operand
 from ..diagnosis import Finding, Source
 from ..diagnosis import operands as operand_evidence
 from ..diagnosis import scalars as scalar_evidence
@@ -132,6 +132,8 @@ def audit(
     elsewhere   keys of global scales that other code makes; without that a missing one is wrong
     Raises MxdebugError for an unknown path or kind, and for a result with no operands in it; what the converter raises passes through.
     """
+    if any(p == path or p.startswith(f"{path}/") for p in LINEAR_CONTRACTS):
+        raise MxdebugError("path", "one of a mixture of experts", path, "this is a linear layer's: audit_linear and assert_linear_keeps_contract")
     if checkpoint is None:
         checkpoint = next((r.checkpoint for r in RECIPES if (r.engine, r.path) == (engine, path)), "")
     r = recipe(engine, path, checkpoint)

@@ -52,26 +52,28 @@ class Explorer(explorer.Explorer[Trial]):
     """Lists of faults, and of what each strikes; below them whether this guess explains the call.
 
     `fault_1`, `strikes_1` and so on, and `row`, are the widgets: set `.value`, or `guess`, to drive it from code, then read `shown`.
+    `able` are the faults that there are for this call -> the operands that each can strike.
 
     call        a Call, or the folder of one dump
     checkpoint  one layer, an opened checkpoint, or its folder (then `layer` says which; None: found by the rows of the weights)
+    tp          the tensor-parallel (size, rank), for kernels that are not told and where the bytes do not show it
     Of a large call one expert's part of one token is computed, and `row` picks which: `sample.Sample`. Raises MxdebugError as `hypothesis.Trials` does.
     """
 
     def __init__(self, call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | str | Path, *, layer: int | None = None,
-                 engine: str = "vllm", row: int = 0) -> None:
+                 engine: str = "vllm", row: int = 0, tp: tuple[int, int] | None = None) -> None:
         self._call = call if isinstance(call, Call) else load(call)
-        self._layer, self._engine = layer_of(self._call, checkpoint, layer), engine
-        self._trials = Trials(self._call, self._layer, engine, row)
+        self._layer, self._engine, self._tp = layer_of(self._call, checkpoint, layer), engine, tp
+        self._trials = Trials(self._call, self._layer, engine, row, tp)
         self._at = row
-        self._able = self._trials.faults()
+        self.able = self._trials.faults()
         self.row = ipywidgets.BoundedIntText(value=row, min=0, max=self._trials.sample.rows - 1, description="token and slot", **self.WIDE)
         controls: list[ipywidgets.Widget] = [self.row]
         for i in range(1, SWITCHES + 1):
             fault, strikes = (
                 ipywidgets.Dropdown(options=options, description=text, style={"description_width": f"{label}em"},
                                     layout={"width": f"{wide}em", "min_width": "0"})  # so that both share a narrow line
-                for options, text, label, wide in (([NONE, *self._able], f"fault {i}", 9, 27), ([ALL], "on", 2, 15)))
+                for options, text, label, wide in (([NONE, *self.able], f"fault {i}", 9, 27), ([ALL], "on", 2, 15)))
             fault.observe(lambda change, strikes=strikes: self._offer(strikes, change["new"]), names="value")  # before the one that computes
             setattr(self, f"fault_{i}", fault)
             setattr(self, f"strikes_{i}", strikes)
@@ -85,10 +87,12 @@ class Explorer(explorer.Explorer[Trial]):
             raise MxdebugError("faults", f"at most {SWITCHES} at a time", str(len(faults)))
         for i in range(1, SWITCHES + 1):
             given = faults[i - 1] if i <= len(faults) else NONE
+            if not isinstance(given, (str, tuple)) or isinstance(given, tuple) and len(given) != 2:
+                raise MxdebugError(f"fault {i}", "an id, or (id, operand)", repr(given))
             fault, strikes = given if isinstance(given, tuple) else (given, ALL)
-            if fault != NONE and fault not in self._able or strikes not in (ALL, *self._able.get(fault, ())):
-                able = self._able.get(fault)
-                raise MxdebugError(f"fault {fault}", f"operands among {', '.join(able)}" if able else f"one of {', '.join(self._able)}", strikes,
+            if fault != NONE and fault not in self.able or strikes not in (ALL, *self.able.get(fault, ())):
+                able = self.able.get(fault)
+                raise MxdebugError(f"fault {fault}", f"operands among {', '.join(able)}" if able else f"one of {', '.join(self.able)}", strikes,
                                    "it cannot strike that in this call, or not in the part of it that is shown")
             values |= {f"fault_{i}": fault, f"strikes_{i}": strikes}
         self.move(**values)
@@ -96,13 +100,13 @@ class Explorer(explorer.Explorer[Trial]):
     def _offer(self, strikes: ipywidgets.Dropdown, fault: str) -> None:
         """The operands that a fault can strike; the list goes back to all of them."""
         self._held += 1
-        strikes.options = (ALL, *self._able.get(fault, ()))
+        strikes.options = (ALL, *self.able.get(fault, ()))
         self._held -= 1
 
     def compute(self) -> Trial:
         """Try the faults that are switched on."""
         if self.row.value != self._at:
-            self._trials, self._at = Trials(self._call, self._layer, self._engine, self.row.value), self.row.value
+            self._trials, self._at = Trials(self._call, self._layer, self._engine, self.row.value, self._tp), self.row.value
         switches = [(getattr(self, f"fault_{i}").value, getattr(self, f"strikes_{i}").value) for i in range(1, SWITCHES + 1)]
         return self._trials.trial([(fault, () if strikes == ALL else (strikes,)) for fault, strikes in switches if fault != NONE])
 

@@ -17,7 +17,7 @@ from ..errors import MxdebugError
 from ..formats import BlockTensor, ElementCodec, ScaleCodec
 from ..reference import MoELayer
 from . import figures
-from .compare import operand_parts
+from .compare import check_expert, check_experts, operand_parts
 from .worst import number
 
 SAME, NIBBLES, PAIRED, OTHER = "same bytes", "nibbles exchanged", "same codes, other pairs", "other codes"
@@ -57,13 +57,14 @@ class Counts:
 class Codes:
     """Counts of one tensor, or of what is meant and what is read; padding: how many weights more the kernel reads.
 
-    block: elements that share a scale
+    block: elements that share a scale; equal: whether both are the same, byte for byte, but for padding
     """
 
     title: str
     block: int
     counts: tuple[Counts, ...]
     padding: int = 0
+    equal: bool = False
 
     @property
     def payload_order(self) -> str | None:
@@ -93,6 +94,8 @@ class Codes:
         """One or two sentences on both tensors; "" for one alone."""
         if len(self.counts) == 1:
             return ""
+        if self.equal and self.same_scales:
+            return "Payload and block scales are equal, byte for byte."
         if self.payload_order == SAME and self.same_scales:
             return "The same bytes and the same scales, each as often: only their order can be wrong."
         payload = {SAME: "the same bytes, each as often, so only their order can be wrong",
@@ -139,8 +142,13 @@ def codes(meant: BlockTensor, read: BlockTensor | None = None, *, title: str, ex
 
     meant, read   [..., rows, K]; `expert` takes one along the first axis, None counts all of them
     meant_scale, read_scale   the codecs that block scales are read with; None: the format's own
-    Raises MxdebugError where formats differ or less is read than is meant.
+    Raises MxdebugError where formats or numbers of experts differ or less is read than is meant, and for an expert that there is not.
     """
+    if read is not None and meant.payload.dim() == read.payload.dim() == 3:
+        check_experts(meant.shape[0], read.shape[0])
+    for t in (meant, read):
+        if expert is not None and t is not None:
+            check_expert(expert, t.shape[0] if t.payload.dim() == 3 else 0)
     tensors = [t if expert is None else t[expert] for t in (meant, read) if t is not None]
     return _codes([[t] for t in tensors], title, names, (meant_scale, read_scale))
 
@@ -148,6 +156,8 @@ def codes(meant: BlockTensor, read: BlockTensor | None = None, *, title: str, ex
 def of_layers(meant: MoELayer, read: MoELayer, operand: str, *, title: str, expert: int | None = None) -> Codes:
     """The same for an operand of two layers: "w13" (up and gate together), "gate", "up", "down" or "w2", as in `compare.of_layers`."""
     parts = operand_parts(meant, read, operand)
+    if expert is not None:
+        check_expert(expert, meant.experts)
     sides = [[t if expert is None else t[expert] for t in side] for side in zip(*parts)]
     return _codes(sides, title, (MEANS, READS), (meant.scale, read.scale))
 
@@ -163,7 +173,14 @@ def _codes(sides: list[list[BlockTensor]], title: str, names: tuple[str, str],
     for side, name, codec in zip(sides, names, scales):
         payload, scale_bytes = (_bytes([getattr(t, part) for t in side]) for part in ("payload", "scales"))
         counted.append(Counts(name, format.element, codec or format.scale, payload, scale_bytes))
-    return Codes(title, format.block, tuple(counted), padding * (8 // format.element.bits))
+    equal = len(sides) == 2 and all(_starts_with(getattr(b, part), getattr(a, part))
+                                    for a, b in zip(*sides) for part in ("payload", "scales"))
+    return Codes(title, format.block, tuple(counted), padding * (8 // format.element.bits), equal)
+
+
+def _starts_with(read: Tensor, meant: Tensor) -> bool:
+    """Whether the bytes are equal in the rows and columns that are meant; beyond is padding."""
+    return read.dim() == meant.dim() and torch.equal(read[tuple(slice(n) for n in meant.shape)], meant)
 
 
 def _bytes(tensors: list[Tensor]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ W13, PARTS = "w13", {"gate": "gate", "up": "up", "down": "down", "w2": "down"}
 class Compared:
     """One weight of one expert, as the kernel has it in rows and columns, with what is counted over all of it.
 
-    operand, expert     which; shape: rows, K; block: elements that share a scale
+    operand, expert     which (expert None: a linear layer has none); shape: rows, K; block: elements that share a scale
     differences         map of the largest |kernel - checkpoint| in each cell, by binade: code 127 + n for 2^n <= it < 2^(n+1)
     lowest, highest     the binades n that have a colour
     ratios              map of how many binades |block scale read| is off |meant|, the furthest one in each cell (above before
@@ -43,7 +43,7 @@ class Compared:
 
     title: str
     operand: str
-    expert: int
+    expert: int | None
     shape: tuple[int, int]
     block: int
     differences: Map
@@ -63,7 +63,8 @@ class Compared:
     def __str__(self) -> str:
         rows, columns = self.shape
         n, blocks = rows * columns, rows * columns // self.block
-        out = [f"{self.operand}, expert {self.expert}: {rows} x {columns}" + (f", {self.padding:,} of it padding" if self.padding else ""),
+        of = "" if self.expert is None else f", expert {self.expert}"
+        out = [f"{self.operand}{of}: {rows} x {columns}" + (f", {self.padding:,} of it padding" if self.padding else ""),
                f"  {self.weights:,} of {n:,} weights differ ({self.weights / n:.1%})",
                f"  in {self.blocks:,} of {blocks:,} blocks ({self.blocks / blocks:.1%})"]
         if self.largest is not None:
@@ -77,15 +78,23 @@ class Compared:
         return "\n".join(out)
 
 
-def compare(meant: BlockTensor, read: BlockTensor, *, title: str, operand: str = "weight", expert: int = 0,
+def compare(meant: BlockTensor, read: BlockTensor, *, title: str, operand: str = "weight", expert: int | None = None,
             meant_scale: ScaleCodec | None = None, read_scale: ScaleCodec | None = None, k: int = 5) -> Compared:
     """Compare what the checkpoint means with what the kernel reads.
 
-    meant, read   [E, rows, K], of which `expert` is taken, or [rows, K], which are that expert; where the kernel has more rows or
-                  columns, they are padding
+    meant, read   [E, rows, K], of which `expert` is taken (None: the first), or [rows, K], which are that expert (None: those of a linear
+                  layer); where the kernel has more rows or columns, they are padding
     meant_scale, read_scale   the codecs that block scales are read with; None: the format's own; k: how many of the worst blocks
-    Raises MxdebugError where formats differ, or the kernel has fewer rows or columns.
+    Raises MxdebugError where formats or numbers of experts differ, or the kernel has fewer rows or columns, and for an expert that there
+    is not.
     """
+    for t in (meant, read):
+        if not isinstance(t, BlockTensor):
+            raise MxdebugError("weights to compare", "BlockTensors", type(t).__name__, "values, where codes and block scales are compared")
+    many = [t.shape[0] for t in (meant, read) if t.payload.dim() == 3]
+    if many:
+        check_experts(many[0], many[-1])
+        expert = check_expert(0 if expert is None else expert, many[0])
     a, b = (t if t.payload.dim() == 2 else t[expert] for t in (meant, read))
     return _compare([(a, b)], title, operand, expert, meant_scale, read_scale, k)
 
@@ -94,15 +103,35 @@ def of_layers(meant: MoELayer, read: MoELayer, operand: str, *, title: str, expe
     """The same for an operand of two layers: the checkpoint's, and a call's decoded one (`contract.decode(call.arguments)`).
 
     operand   "w13" (the rows of up, then those of gate, each half padded on its own), "gate", "up", "down" or "w2"
+    Of a call of one rank, `meant` is what that rank holds: `layer.part(contract.parallel(call.arguments))`. Raises MxdebugError as
+    `compare` does.
     """
-    if not 0 <= expert < min(meant.experts, read.experts):
-        raise MxdebugError("expert", f"0 <= expert < {min(meant.experts, read.experts)}", str(expert))
-    parts = [(a[expert], b[expert]) for a, b in operand_parts(meant, read, operand)]
+    parts = operand_parts(meant, read, operand)
+    check_expert(expert, meant.experts)
+    parts = [(a[expert], b[expert]) for a, b in parts]
     return _compare(parts, title, operand, expert, meant.scale, read.scale, k)
 
 
+def check_experts(meant: int, read: int) -> None:
+    """Raise MxdebugError unless both have as many experts."""
+    if meant != read:
+        raise MxdebugError("experts", f"as many in both, {read} as the kernel reads", f"{meant} are meant",
+                           "an expert-parallel rank against the whole layer: compare with layer.part(contract.parallel(call.arguments))")
+
+
+def check_expert(expert: int, experts: int) -> int:
+    """The expert; MxdebugError where there is none of that number."""
+    if isinstance(expert, bool) or not isinstance(expert, int) or not 0 <= expert < experts:
+        raise MxdebugError("expert", f"a number, 0 <= expert < {experts}", repr(expert))
+    return expert
+
+
 def operand_parts(meant: MoELayer, read: MoELayer, operand: str) -> list[tuple[BlockTensor, BlockTensor]]:
-    """Pairs of weights [E, rows, K] that an operand consists of, in the kernel's order; MxdebugError where one is not there."""
+    """Pairs of weights [E, rows, K] that an operand consists of, in the kernel's order; MxdebugError where one is not there.
+
+    So it is where the layers have different numbers of experts.
+    """
+    check_experts(meant.experts, read.experts)
     if operand not in (W13, *PARTS):
         raise MxdebugError("operand", f"one of {', '.join((W13, *PARTS))}", repr(operand))
     names = [PARTS[operand]] if operand in PARTS else ["up"] if meant.gate is None and read.gate is None else ["up", "gate"]
@@ -112,7 +141,7 @@ def operand_parts(meant: MoELayer, read: MoELayer, operand: str) -> list[tuple[B
     return parts
 
 
-def _compare(parts: list[tuple[BlockTensor, BlockTensor]], title: str, operand: str, expert: int, meant_scale: ScaleCodec | None,
+def _compare(parts: list[tuple[BlockTensor, BlockTensor]], title: str, operand: str, expert: int | None, meant_scale: ScaleCodec | None,
              read_scale: ScaleCodec | None, k: int) -> Compared:
     if not all(t.payload.numel() for pair in parts for t in pair):
         raise MxdebugError(operand, "at least one row and one block", f"shape {list(parts[0][0].shape)}")

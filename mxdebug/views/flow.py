@@ -112,8 +112,10 @@ def flow(call: Call, d: Diagnosis, checkpoint: CheckpointLayer | CheckpointLinea
     """The way of a call, with what its diagnosis `d` says of each operand.
 
     checkpoint  the layer that it was diagnosed against, for the recipe's stages; None: they are left out
-    Raises MxdebugError for a call of no kernel that has a contract.
+    Raises MxdebugError for a call of no kernel that has a contract, and where `d` is no diagnosis.
     """
+    if not isinstance(d, Diagnosis):
+        raise MxdebugError("diagnosis", "a Diagnosis", type(d).__name__, "make it first: mxdebug.diagnose(call, checkpoint)")
     linear = find_linear(call.function, call.arguments)
     contract = find(call.function, call.arguments) if linear is None else linear
     stages = _stages(contract, call, checkpoint, engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ipywidgets
@@ -10,6 +11,10 @@ import plotly.graph_objects as go
 from ..errors import MxdebugError
 from ..formats import EXPONENT_RULES, FORMATS
 from . import explorer, number, number_figure
+
+
+LEAST, MOST = 0.01, 10.0  # of the outlier
+TINY, HUGE = 2.0**-100, 2.0**100  # of the largest number: its global scale, 1/2688 of it, stays a normal float32
 
 
 class Explorer(explorer.Explorer[number.Outlier]):
@@ -21,8 +26,8 @@ class Explorer(explorer.Explorer[number.Outlier]):
 
     format    a name in `formats.FORMATS`; number: the number; outlier: from 0.01 to 10, three digits of it
     rule      one of `formats.EXPONENT_RULES`
-    largest   of the whole tensor: it gives NVFP4 its global scale
-    Raises MxdebugError for another name.
+    largest   of the whole tensor, above 0: it gives NVFP4 its global scale
+    Raises MxdebugError for another name, and for an outlier or a largest number outside of these.
     """
 
     def __init__(self, format: str = "MXFP4", number: float = 0.01, outlier: float = 1.0, *, rule: str = "floor",
@@ -30,11 +35,14 @@ class Explorer(explorer.Explorer[number.Outlier]):
         for what, name, names in (("format", format, FORMATS), ("exponent rule", rule, EXPONENT_RULES)):
             if name not in names:
                 raise MxdebugError(what, f"one of {', '.join(names)}", str(name))
+        for what, value, least, most in (("outlier", outlier, LEAST, MOST), ("largest", largest, TINY, HUGE)):
+            if not least <= value <= most:
+                raise MxdebugError(what, f"a number from {least:g} to {most:g}", f"{value:g}")
         self._largest = largest
         self.format = ipywidgets.Dropdown(value=format, options=list(FORMATS), description="format", **self.WIDE)
         self.rule = ipywidgets.Dropdown(value=rule, options=EXPONENT_RULES, description="exponent rule", disabled=FORMATS[format].outer,
                                         **self.WIDE)
-        self.outlier = ipywidgets.FloatLogSlider(value=outlier, min=-2, max=1, step=0.1, readout_format=".3g", description="outlier",
+        self.outlier = ipywidgets.FloatLogSlider(value=outlier, min=round(math.log10(LEAST)), max=round(math.log10(MOST)), step=0.1, readout_format=".3g", description="outlier",
                                                  **self.LATE)
         self.number = ipywidgets.Text(value=f"{number:.9g}", description="number a", **self.LATE)
         super().__init__([self.format, self.rule, self.outlier, self.number])

@@ -108,19 +108,27 @@ class Trials:
     """One call and one layer of a checkpoint, made ready so that each guess costs little.
 
     call, layer  as for `mxdebug.diagnose`; engine: whose recipe; row: which (token, slot) is shown, see `sample`
+    tp           the tensor-parallel (size, rank), as for `mxdebug.diagnose`; None: as the call says, or its bytes
     Tokens, expert ids and router weights are taken as they were passed: a guess is about the layer, its activation, and the kernel.
-    Raises MxdebugError where the call breaks its contract or does not fit the layer.
+    Raises MxdebugError where the call breaks its contract, does not fit the layer, or gives this rank nothing to do.
     """
 
-    def __init__(self, call: Call, layer: CheckpointLayer, engine: str = "vllm", row: int = 0) -> None:
+    def __init__(self, call: Call, layer: CheckpointLayer, engine: str = "vllm", row: int = 0, tp: tuple[int, int] | None = None) -> None:
         self.contract: Contract = find(call.function, call.arguments)
         c, arguments = self.contract, call.arguments
         self.recipe = recipe(engine, c.path, layer.kind)
         given = Given.of(c, arguments)
+        stated = c.parallel(arguments)
+        if (experts := given.experts * stated.ep_size) != layer.layer.experts:
+            raise MxdebugError("call", f"{layer.layer.experts} experts on all ranks, as this checkpoint gives it", f"{experts}",
+                               "another checkpoint or layer")
+        if not bool(given.here.any()):
+            first = stated.ep_rank * given.experts
+            raise MxdebugError("selected experts", f"some of this rank's, {first} to {first + given.experts - 1}",
+                               f"none in {given.base.experts.numel()} slots", "ids that are out of range, or tokens of other ranks only")
         self.sample: Sample = sample(given, row)
         ids, router = given.base.experts, given.base.router
-        stated = c.parallel(arguments)
-        parallel = tensor_parallel(given, layer.layer, self.recipe) or stated
+        parallel = (Parallel(*tp) if tp else None) or tensor_parallel(given, layer.layer, self.recipe) or stated
         parallel = Parallel(parallel.tp_size, parallel.tp_rank, stated.ep_size, stated.ep_rank)
         self._x, self._passed, whole = c.activations_of(arguments), arguments, layer.layer
         if self.sample.whole:
@@ -129,7 +137,7 @@ class Trials:
             t, self._position = self.sample.token, self.sample.expert
             one = whole.take([self.sample.expert + stated.ep_rank * given.experts])
             self._x, ids, router, whole = self._x[t: t + 1], *(getattr(self.sample.seen, n) for n in ("experts", "router")), one
-            parallel = stated = Parallel(parallel.tp_size, parallel.tp_rank)
+            parallel, stated = Parallel(parallel.tp_size, parallel.tp_rank), Parallel(stated.tp_size, stated.tp_rank)
         part = whole.part(parallel)
         plan = self.recipe.plan(part, layer.layer)
         if plan.padded != (given.base.layer.intermediate, given.base.layer.hidden):
@@ -284,5 +292,8 @@ def layer_of(call: Call, checkpoint: Any, layer: int | None = None) -> Checkpoin
 
     if isinstance(checkpoint, CheckpointLayer):
         return checkpoint
+    if checkpoint is None:
+        raise MxdebugError("checkpoint", "one layer, an opened checkpoint, or its folder", "None",
+                           "a guess is about what was made of a checkpoint")
     opened = open_checkpoint(checkpoint) if not hasattr(checkpoint, "layers") else checkpoint
     return opened.layer(locate(call, opened) if layer is None else layer)

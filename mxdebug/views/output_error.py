@@ -12,21 +12,27 @@ from torch import Tensor
 from ..errors import MxdebugError
 from ..metrics import Comparison, compare
 from . import figures, periods
-from .periods import Pattern, number
+from .chances import log_chance
+from .pattern import Pattern, counted, number, shows, with_levels
 
 BLOCK = 64  # columns of one block in the table of the worst ones
 WORST = 3
+OWN = 2.0  # how much smaller or larger the wanted output must be to be named as a reason, where errors are counted, not measured
 DECADE = 10.0  # more than that between the largest and the smallest: a logarithmic axis
 
 
 @dataclass(frozen=True)
 class ExpertError:
-    """One expert: how many tokens selected it, the relative L2 error of these, and that of all others."""
+    """One expert: how many tokens selected it, the relative L2 error of these, and that of all others (None: there are none).
+
+    bad: how many elements of its tokens are NaN or inf where the other output has something else
+    """
 
     expert: int
     tokens: int
     error: float
-    others: float
+    others: float | None
+    bad: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +44,12 @@ class OutputError:
                  or nothing was finite
     bad_tokens, bad_columns   int64 [T], [H]: how many elements are NaN or inf where the other output has something else
     experts      by number, where the selected experts were given
-    blocks       float64 [blocks of BLOCK columns]
+    blocks, bad_blocks   float64, int64 [blocks of BLOCK columns]: the same of these
     extra        columns beyond the wanted ones: (how many, how many of them hold something that is not 0)
     by_token, by_column   the pattern along each axis; elements that are NaN or inf count as the largest errors
-    own          the pattern of the wanted columns' sizes: rows of the weight that are small by themselves show in a relative error too
+    both         elements that are NaN or the same inf in both outputs
+    sizes        float64 [T], [H]: root mean square of the wanted output, over its finite elements: what is small by itself has a large
+                 relative error
     """
 
     title: str
@@ -52,53 +60,79 @@ class OutputError:
     bad_columns: Tensor
     experts: tuple[ExpertError, ...]
     blocks: Tensor
+    bad_blocks: Tensor
     extra: tuple[int, int]
     by_token: Pattern
     by_column: Pattern
-    own: Pattern
+    both: int
+    sizes: tuple[Tensor, Tensor]
+
+    @property
+    def own(self) -> tuple[str, str]:
+        """Of tokens and of columns: "smaller" or "larger" where the wanted output is that at the pattern's worse positions, so much that
+        the checkpoint (or the input), not the fault, may have made the pattern; else ""."""
+        return (_own(self.by_token, self.sizes[0], _worst(self.tokens, self.bad_tokens, sum(self.by_token.hits))),
+                _own(self.by_column, self.sizes[1], _worst(self.columns, self.bad_columns, sum(self.by_column.hits))))
 
     @property
     def may_be_own(self) -> bool:
-        """Whether the wanted columns' sizes have the pattern of the error: then the checkpoint, not the fault, may have made it."""
-        a, b = self.by_column, self.own
-        if (a.kind, a.period) != (b.kind, b.period):
-            return False
-        return a.kind == periods.PERIOD or a.kind == periods.STRETCH and torch.equal(a.mask(), b.mask())
+        """Whether the checkpoint, not the fault, may have made the pattern of the columns."""
+        return bool(self.own[1])
 
     def worst_blocks(self, k: int = WORST) -> list[tuple[int, int, float]]:
-        """The k blocks of columns with the largest error, largest first: (first column, last, relative L2)."""
-        order = self.blocks.argsort(descending=True, stable=True)[:k].tolist()
-        return [(i * BLOCK, min((i + 1) * BLOCK, self.columns.numel()) - 1, float(self.blocks[i])) for i in order]
+        """The k blocks of columns with most NaN or inf, then with the largest error: (first column, last, relative L2)."""
+        return [(i * BLOCK, min((i + 1) * BLOCK, self.columns.numel()) - 1, float(self.blocks[i]))
+                for i in _worst(self.blocks, self.bad_blocks, k)]
 
     def worst_columns(self, k: int = WORST) -> list[tuple[int, float]]:
-        """The k columns with the largest error, largest first; of equal ones the first: (column, relative L2)."""
-        return [(i, float(self.columns[i])) for i in self.columns.argsort(descending=True, stable=True)[:k].tolist()]
+        """The k columns with most NaN or inf, then with the largest error; of equal ones the first: (column, relative L2)."""
+        return [(i, float(self.columns[i])) for i in _worst(self.columns, self.bad_columns, k)]
+
+    def worst_experts(self, k: int = WORST) -> list[ExpertError]:
+        """The k experts with the largest share of NaN or inf, then with the largest error."""
+        return sorted(self.experts, key=lambda e: (-e.bad / e.tokens, -e.error))[:k]
 
     def __str__(self) -> str:
         c, bad = self.comparison, int(self.bad_columns.sum())
-        lines = [f"relative L2 {c.relative_l2:.3f}, cosine {c.cosine:.3f}, norm ratio {c.norm_ratio:.3f}; "
-                 f"NaN or inf: {bad} of {c.elements}"]
+        both = f", and {self.both} in both outputs" if self.both else ""
+        lines = [f"relative L2 {number(c.relative_l2)}, cosine {_three(c.cosine)}, norm ratio {_three(c.norm_ratio)}; "
+                 f"NaN or inf: {bad} of {c.elements}{both}"]
         if bad:
             tokens, columns = (int((t > 0).sum()) for t in (self.bad_tokens, self.bad_columns))
             lines.append(f"  NaN or inf in {_counted(tokens, 'token')}, {_counted(columns, 'column')}")
-        lines += [f"  by token   {_span(self.tokens)}; {self.by_token.text('token')}",
-                  f"  by column  {_span(self.columns)}; {self.by_column.text('column')}"]
-        if self.may_be_own:
-            sizes = "smaller" if bool((self.own.mask() ^ self.by_column.mask()).any()) else "larger"
-            lines.append(f"             the wanted output is {sizes} there, too: maybe the weights' own pattern")
+        for unit, values, p, own in (("token", self.tokens, self.by_token, self.own[0]),
+                                     ("column", self.columns, self.by_column, self.own[1])):
+            lines.append(f"  by {unit:<7} {_span(values)}; {p.text(unit)}")
+            whose = "weights' own pattern" if unit == "column" else "tokens' own sizes"
+            lines += [f"             the wanted output is {own} there, too: maybe the {whose}"] if own else []
         if self.extra[0]:
             held = f"{self.extra[1]} of them not 0" if self.extra[1] else "all 0"
             lines.append(f"  {_counted(self.extra[0], 'column')} more than wanted, from {self.columns.numel()} on, {held}")
-        worst = sorted(self.experts, key=lambda e: -e.error)[:WORST]
-        lines += [f"  {'worst experts':<18} {'error':>7}  {'tokens':>6}  other tokens' error"] if worst else []
-        lines += [f"    {e.expert:<16} {number(e.error):>7}  {e.tokens:>6}  {number(e.others)}" for e in worst]
-        lines.append(f"  {'worst columns':<18} {'error':>7}")
-        columns = self.worst_columns()
-        lines += [f"    {c:<16} {number(v):>7}" for c, v in columns]
-        more = int((self.columns == columns[0][1]).sum()) - len(columns) if columns and columns[0][1] == columns[-1][1] else 0
+        head = "  NaN or inf" if bad else ""
+        lines += [f"  {'worst experts':<18} {'error':>7}  {'tokens':>6}{head}  other tokens' error"] if self.experts else []
+        for e in self.worst_experts():
+            others = "-" if e.others is None else number(e.others)
+            lines.append(f"    {e.expert:<16} {number(e.error):>7}  {e.tokens:>6}{f'  {e.bad:>10}' if bad else ''}  {others}")
+        lines.append(f"  {'worst columns':<18} {'error':>7}{head}")
+        worst = _worst(self.columns, self.bad_columns, WORST)
+        lines += [_line(str(i), self.columns[i], self.bad_columns[i], bad) for i in worst]
+        first, last = ((self.columns[i], self.bad_columns[i]) for i in (worst[0], worst[-1]))
+        more = int(((self.columns == first[0]) & (self.bad_columns == first[1])).sum()) - len(worst) if first == last else 0
         lines += [f"    and {more} more as bad"] if more > 0 else []
-        lines += ["  worst stretches", *(f"    {f'{a}..{b}':<16} {number(v):>7}" for a, b, v in self.worst_blocks())] if len(self.blocks) > 1 else []
+        if len(self.blocks) > 1:
+            lines.append("  worst stretches")
+            lines += [_line(f"{a}..{b}", v, self.bad_blocks[a // BLOCK], bad) for a, b, v in self.worst_blocks()]
         return "\n".join(lines)
+
+
+def _line(name: str, error: Tensor | float, lost: Tensor, bad: int) -> str:
+    return f"    {name:<16} {number(float(error)):>7}" + (f"  {int(lost):>10}" if bad else "")
+
+
+def _worst(error: Tensor, bad: Tensor, k: int) -> list[int]:
+    """The k positions with most NaN or inf, among these with the largest error; of equal ones the first."""
+    order = error.argsort(descending=True, stable=True)
+    return order[bad[order].argsort(descending=True, stable=True)][:k].tolist()
 
 
 def output_error(got: Tensor, want: Tensor, experts: Tensor | None = None, *, title: str = "Where the output is wrong") -> OutputError:
@@ -108,14 +142,22 @@ def output_error(got: Tensor, want: Tensor, experts: Tensor | None = None, *, ti
     experts  int [T, k], the selected experts, to attribute tokens to them; ids below 0 are none
     `got` may have more columns, as an output has that was not cut: they are counted apart. Raises MxdebugError for other shapes.
     """
-    if got.dim() != 2 or want.dim() != 2 or got.shape[0] != want.shape[0] or got.shape[1] < want.shape[1]:
+    for t in (got, want):
+        if not isinstance(t, Tensor) or t.dim() != 2:
+            has = f"shape {list(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+            raise MxdebugError("output", "a tensor with two dimensions, [tokens, columns]", has, "flatten batch and sequence to tokens")
+    if want.shape[1] == 0:
+        raise MxdebugError("output", "at least one column", f"shape {list(want.shape)}", "cut off too much")
+    if got.shape[0] != want.shape[0] or got.shape[1] < want.shape[1]:
         raise MxdebugError("output", f"shape {list(want.shape)}, or more columns", f"shape {list(got.shape)}",
                            "outputs of two different calls")
+    if experts is not None and experts.is_floating_point():
+        raise MxdebugError("selected experts", "whole numbers", str(experts.dtype), "the router's weights, not its ids")
     if experts is not None and (experts.dim() != 2 or experts.shape[0] != want.shape[0]):
         raise MxdebugError("selected experts", f"shape [{want.shape[0]}, k]", f"shape {list(experts.shape)}", "those of another call")
     width = want.shape[1]
     beyond, got = got[:, width:], got[:, :width]
-    a, b = got.double(), want.double()
+    a, b = _in_range(got.double(), want.double())
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
     finite = torch.isfinite(a) & torch.isfinite(b)
     bad = ~finite & ~same
@@ -125,15 +167,30 @@ def output_error(got: Tensor, want: Tensor, experts: Tensor | None = None, *, ti
         relative = _relative(error.sum(axis), size.sum(axis), finite.any(axis) | ~bad.any(axis))
         # One NaN is worse than any error; among equally many the error of the rest decides, here mapped to 0..1.
         ranked = bad.sum(axis) + torch.where(torch.isinf(relative), 1.0, relative / (1 + relative))
-        return relative, _with_levels(periods.find(ranked), relative)
+        return relative, _told(periods.find(ranked), relative, bad.any(axis))
 
     tokens, by_token = along(1)
     columns, by_column = along(0)
-    starts = range(0, width, BLOCK)
-    blocks = torch.stack([_relative(error[:, i: i + BLOCK].sum(), size[:, i: i + BLOCK].sum(), torch.tensor(True)) for i in starts])
+    parts = [slice(i, i + BLOCK) for i in range(0, width, BLOCK)]
+    blocks = torch.stack([_of(error[:, i], size[:, i], finite[:, i], bad[:, i]) for i in parts])
+    bad_blocks = torch.stack([bad[:, i].sum() for i in parts])
     extra = beyond.shape[1], int((beyond != 0).any(0).sum()) if beyond.numel() else 0
-    return OutputError(title, compare(got, want), tokens, columns, bad.sum(1), bad.sum(0), _by_expert(error, size, experts), blocks, extra,
-                       by_token, by_column, periods.find(size.sum(0).sqrt()))
+    known = torch.isfinite(b)
+    squares = torch.where(known, b, 0.0).square()
+    sizes = [torch.where(known.any(axis), (squares.sum(axis) / known.sum(axis)).sqrt(), torch.inf) for axis in (1, 0)]
+    scaled = got.dtype == torch.float64 or want.dtype == torch.float64  # bits are of no interest then, and squares could leave the range
+    return OutputError(title, compare(a, b) if scaled else compare(got, want), tokens, columns, bad.sum(1), bad.sum(0),
+                       _by_expert(error, size, finite, bad, experts), blocks, bad_blocks, extra, by_token, by_column,
+                       int((same & ~finite).sum()), (sizes[0], sizes[1]))
+
+
+def _in_range(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both times one power of two, where squares of float64 would be 0 or inf."""
+    most = max((float(t[t.isfinite()].abs().max()) for t in (a, b) if bool(t.isfinite().any())), default=1.0)
+    if most == 0 or 1e-100 < most < 1e100:
+        return a, b
+    shift = torch.tensor(-math.frexp(most)[1])
+    return torch.ldexp(a, shift), torch.ldexp(b, shift)
 
 
 def _relative(error: Tensor, size: Tensor, known: Tensor) -> Tensor:
@@ -142,23 +199,58 @@ def _relative(error: Tensor, size: Tensor, known: Tensor) -> Tensor:
     return torch.where(known, out, torch.inf)
 
 
-def _with_levels(p: Pattern, values: Tensor) -> Pattern:
-    """The pattern with the medians of `values`, where it was found in their ranks together with NaN."""
+def _of(error: Tensor, size: Tensor, finite: Tensor, bad: Tensor) -> Tensor:
+    """The relative L2 error of a part of the output, [tokens, columns] each."""
+    return _relative(error.sum(), size.sum(), finite.any() | ~bad.any())
+
+
+def _told(p: Pattern, relative: Tensor, lost: Tensor) -> Pattern:
+    """A pattern that was found in ranks, with numbers that show it: those of NaN and inf where these make it, else of relative errors."""
     if p.kind not in (periods.PERIOD, periods.STRETCH):
         return p
-    mask = p.mask()
-    return Pattern(p.kind, p.size, p.tried, p.period, p.worse, (float(values[mask].median()), float(values[~mask].median())), p.chance)
+    nan = counted(p, lost, "with NaN or inf")
+    told = with_levels(p, relative)
+    if shows(nan) and (2 * nan.hits[0] >= int(p.mask().sum()) or not shows(told)):
+        return with_levels(nan, relative)
+    return told if shows(told) else Pattern(periods.ALIKE, p.size, p.tried)
 
 
-def _by_expert(error: Tensor, size: Tensor, experts: Tensor | None) -> tuple[ExpertError, ...]:
+def _own(p: Pattern, sizes: Tensor, worst: list[int]) -> str:
+    """Whether the wanted sizes differ where the errors do, by no chance and by enough to be the reason.
+
+    An error of one size everywhere makes the factor between the errors that between the sizes; its root is asked for. (Where the others
+    are exact, only other columns of 0 can be the reason.) Where the pattern is told by counts, the positions that are counted, `worst`,
+    must be smaller or larger by a factor of 2.
+    """
+    if p.kind not in (periods.PERIOD, periods.STRETCH):
+        return ""
+    (e, f), mask, least = p.levels, p.mask(), OWN
+    if p.word == periods.WRONG and e > f:
+        least = math.sqrt(e / f) if f else math.inf
+    else:
+        mask = torch.zeros_like(mask).index_fill(0, torch.tensor(worst, dtype=torch.int64), True)
+    a, b = (float(sizes[m].median()) if bool(m.any()) else math.inf for m in (mask, ~mask))
+    z, inside = periods.scores(sizes), int(mask.sum())
+    total = float(z @ z) * inside * (p.size - inside) / p.size
+    if a == b or not total or log_chance(float(z[mask].sum()) ** 2 / total, 1, p.size - 2) > math.log(periods.ALARMS):
+        return ""
+    factor = math.inf if min(a, b) == 0 else max(a, b) / min(a, b)
+    return ("smaller" if a < b else "larger") if factor >= least else ""
+
+
+def _by_expert(error: Tensor, size: Tensor, finite: Tensor, bad: Tensor, experts: Tensor | None) -> tuple[ExpertError, ...]:
     if experts is None:
         return ()
-    error, size, out, sure = error.sum(1), size.sum(1), [], torch.tensor(True)
+    out = []
     for e in experts[experts >= 0].unique().tolist():
         of = (experts == e).any(1)
-        mine, rest = (float(_relative(error[m].sum(), size[m].sum(), sure)) for m in (of, ~of))
-        out.append(ExpertError(int(e), int(of.sum()), mine, rest))
+        mine, rest = (float(_of(error[m], size[m], finite[m], bad[m])) for m in (of, ~of))
+        out.append(ExpertError(int(e), int(of.sum()), mine, None if bool(of.all()) else rest, int(bad[of].sum())))
     return tuple(out)
+
+
+def _three(value: float) -> str:
+    return "NaN" if math.isnan(value) else f"{value:.3f}"
 
 
 def _counted(n: int, unit: str) -> str:
@@ -213,7 +305,7 @@ def draw(e: OutputError) -> go.Figure:
     """Panels on one axis of relative L2 error: by token, by expert (if there are any), by column, and by residue if there is a period."""
     masks = {u: p.mask() for u, p in (("token", e.by_token), ("column", e.by_column)) if p.kind in (periods.PERIOD, periods.STRETCH)}
     numbers = [x.expert for x in e.experts]
-    experts = points(torch.tensor([x.error for x in e.experts], dtype=torch.float64))
+    experts = points(torch.tensor([x.error for x in e.experts], dtype=torch.float64), torch.tensor([x.bad for x in e.experts]))
     across = (0.62, 0.7)
     panels = [("token", "", points(e.tokens, e.bad_tokens, masks.get("token")), (0.0, across[0] if e.experts else 1.0), TOP_ROW)]
     if e.experts:

@@ -36,13 +36,14 @@ from ..recipes.w4a16.plan import LinearPlan
 from ..recipes.w4a16.recipe import linear_recipe
 from ..reference import EXACT, MoELayer, Parallel, forward
 from ..reference_linear import LinearLayer
+from . import own_settings
 
 WIDTH = 88  # what fits below a cell in a window of 900 pixels
 TOKENS = 16  # at most this many are emulated
 MOST = 6     # calls that are diagnosed at once
 LISTED = 40  # calls that a table shows
 _FUNCTIONS = {f for c in ALL.values() for f in (c.function, *c.aliases)}
-NO_CHECKPOINT = MxdebugError("checkpoint", "the folder of the model", "none", "CHECKPOINT is None in the first cell")
+NO_CHECKPOINT = MxdebugError("CHECKPOINT", "the folder of the model", "none", "CHECKPOINT is None in the first cell")
 
 
 _said: list[str] = []  # the reasons that were printed in full
@@ -120,8 +121,18 @@ class Own:
         """What is wrong with the call. A checkpoint that cannot be opened is an error; none at all is not."""
         if self.call.status == PENDING or self.checkpoint is NO_CHECKPOINT:
             return diagnose(self.call)
-        where: dict[str, Any] = {"module" if isinstance(self.layer, str) else "layer": self.layer}
-        return diagnose(self.call, self._opened, tp=self.tp, **where)
+        module, layer = self._stated
+        return diagnose(self.call, self._opened, tp=self.tp, module=module, layer=layer)
+
+    @property
+    def _stated(self) -> tuple[str | None, int | None]:
+        """(module, number) that `layer` states. Raises MxdebugError for a module's name and a call of experts."""
+        if not isinstance(self.layer, str):
+            return None, self.layer
+        if not self.linear:
+            raise own_settings.wrong("LAYER", "None or the number of a layer, for a call of experts", repr(self.layer),
+                                     "the name of a linear module")
+        return self.layer, None
 
     @property
     def _opened(self) -> Checkpoint:
@@ -132,11 +143,10 @@ class Own:
     @functools.cached_property
     def chosen(self) -> CheckpointLayer | CheckpointLinear:
         """The layer of the checkpoint that the call holds, found as `diagnose` finds it."""
-        opened = self._opened
+        opened, (module, layer) = self._opened, self._stated
         if self.linear:
-            module, layer = (self.layer, None) if isinstance(self.layer, str) else (None, self.layer)
             return locate_linear(self.kernel, self.call.arguments, opened, module=module, layer=layer, tp=self.tp).chosen
-        return opened.layer(locate(self.call, opened) if self.layer is None else self.layer)
+        return opened.layer(locate(self.call, opened) if layer is None else layer)
 
     @functools.cached_property
     def meant(self) -> MoELayer | LinearLayer:
@@ -247,15 +257,17 @@ class Dump:
 
     def verdicts(self, most: int = MOST) -> str:
         """A line for each of the first calls: its verdict, and what is wrong. This reads weights: some seconds for a large layer."""
-        lines = []
+        says: dict[tuple[str, int | None], list[str]] = {}
         looked_at = self._known[:most]
         for own in looked_at:
             try:
                 d = own.diagnosis
-                text = d.verdict.upper() + ("" if d.ok else f": {d.summary}")
+                key = d.verdict.upper() + ("" if d.ok else f": {d.summary}"), own.number
             except MxdebugError as error:
-                text = f"NOT READ: {error}"
-            lines.append(textwrap.fill(f"call {own.number}: {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+                key = f"NOT READ: {error}", None  # calls that cannot be read for one reason share its lines
+            says.setdefault(key, []).append(str(own.number))
+        lines = [textwrap.fill(f"call{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {text}", WIDTH, subsequent_indent="  ",
+                               break_on_hyphens=False) for (text, _), numbers in says.items()]
         left = len(self._known) - len(looked_at)
         return "\n".join(lines + ([f"{left} more were not looked at: verdicts(most={len(self._known)})"] if left else []))
 
@@ -267,8 +279,9 @@ class Dump:
     def pick(self, number: int | None = None, most: int = MOST) -> Own:
         """The call of that number. None: of the first `most` the first that is not right, else the first that can be read."""
         if number is not None:
-            if number not in range(len(self.calls)):
-                raise MxdebugError("CALL", f"a number from 0 to {len(self.calls) - 1}", repr(number), "the table's first column has them")
+            if isinstance(number, bool) or not isinstance(number, int) or number not in range(len(self.calls)):
+                raise MxdebugError("CALL", f"None, or a number from 0 to {len(self.calls) - 1}", repr(number),
+                                   "the table's first column has them; change CALL in this cell, and run it and those below again")
             return self.calls[number]
         read: list[Own] = []
         for own in self._known[:most]:
@@ -295,17 +308,24 @@ class Dump:
 
 def open_dump(dump: str | Path, checkpoint: str | Path | None = None, *, layer: int | str | None = None,
               tp: tuple[int, int] | None = None) -> Dump:
-    """List the calls in a folder. Raises MxdebugError where there are none; whatever else does not fit is said where it is needed.
+    """List the calls in a folder.
 
     checkpoint  the folder of the model, or None; layer, tp: as of `Own`
+    Raises MxdebugError, by the name of the setting, where there are no calls, and for a value that a setting cannot have. A checkpoint that
+    cannot be opened, or does not fit, is said where it is needed: much can be seen without it.
     """
+    where, layer, tp = own_settings.folder("DUMP", dump, "the folder of a dump"), own_settings.layer(layer), own_settings.tp(tp)
     opened: Checkpoint | MxdebugError = NO_CHECKPOINT
     if checkpoint is not None:
+        model = own_settings.folder("CHECKPOINT", checkpoint, "None, or the folder of the model")
         try:
-            opened = open_checkpoint(checkpoint)
+            opened = open_checkpoint(model)
         except MxdebugError as error:
-            opened = error
-    return Dump(tuple(Own(i, r, opened, layer, tp) for i, r in enumerate(scan(dump))))
+            opened = own_settings.of("CHECKPOINT", error)
+    try:
+        return Dump(tuple(Own(i, r, opened, layer, tp) for i, r in enumerate(scan(where))))
+    except MxdebugError as error:
+        raise own_settings.of("DUMP", error) from None
 
 
 def columns(lines: list[tuple[str, ...]]) -> str:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..diagnosis import diagnose
 from ..diagnosis import finding as verdicts
 from ..errors import MxdebugError
-from ..formats import BlockTensor, ScaleCodec
 from ..metrics import Comparison
 from ..metrics import compare as distance
-from ..reference import MoELayer
-from . import codes, compare, flow, outputs
+from . import flow, outputs
 from .own import WIDTH, Dump, Own, columns, passed, same
+from .own_weights import compared, counted, differing
 
 if TYPE_CHECKING:
     from .call_explorer import Explorer
 
+__all__ = ["after_the_fix", "compared", "counted", "differing", "explorer", "guess", "next_step", "operands", "report", "switch_on", "way",
+           "what_if"]
 AS_PASSED = ("x", "x_scale", "experts", "router")  # no recipe makes these
 NEXT = {
     verdicts.RIGHT: "This call is not the reason. Read the lines 'open': what it could not have shown. Then take another layer or rank, "
@@ -29,9 +31,7 @@ NEXT = {
     verdicts.WRONG: "Do what the finding's fix says, in the engine's conversion or where it makes the call. Record the same prompt again: "
                     "the new call must be RIGHT. Where the finding is proved, nothing else needs to be ruled out. Where it is consistent "
                     "or suspected, the what-if below must bring the output back before you believe it.",
-    verdicts.UNEXPLAINED: "No known fault makes these bytes, or this output. First make sure that checkpoint, layer and rank are the right "
-                          "ones. Then look for a pattern in the views below: which rows, which experts, which columns. A new pattern is "
-                          "worth a report; the text at the end is made for it.",
+    verdicts.UNEXPLAINED: "No known fault makes these bytes, or this output.",
     verdicts.UNDECIDED: "Something that would decide it is missing: the checkpoint, the output, or tokens that do not fill whole tiles. "
                         "The lines 'open' say what.",
     verdicts.CRASHED: "Inputs without outputs: the call raised, hung or was killed. If a finding says that the contract is broken, that is "
@@ -39,6 +39,20 @@ NEXT = {
     verdicts.PENDING: "FlashInfer saw this call inside a CUDA graph and never wrote its tensors. Record again in eager mode.",
 }
 NOT_READ = "Nothing can be said about this call. The text behind 'got' is what is in the way: correct that, or set CALL to another one."
+UNFIT = "The call itself can be read, but it does not fit {}: change in the first cell what is not right, and run all cells again."
+SETTINGS = ("{} cannot be explained. First make sure that {} are those of this call; if not, change them in the first cell, and run all "
+            "cells again. If they are, these weights were changed in a way that mxdebug does not know, or never loaded: the views below "
+            "show where.")
+BYTES = ("{} cannot be explained, and {} of {} operands are as they should be: layer and checkpoint are the right ones. Look at what makes "
+         "this operand, from the file to the call. The views below show which expert, which rows and which columns; a pattern that mxdebug "
+         "does not know is worth a report, and the text at the end is made for it.")
+KERNEL = ("All operands are right, and the output does not follow from what was passed: checkpoint, layer and rank are the right ones, and "
+          "so is the conversion. Run the same call again: if its output changes, look for a race, or for memory that something else "
+          "writes. If it does not, the kernel computes something else: try another version, tactic or backend, and report it with the "
+          "text at the end.")
+ALONE = ("The output does not follow from what was passed, whatever the checkpoint is: look at the kernel's version, tactic and backend, "
+         "at races, and at memory that something else writes. With CHECKPOINT in the first cell you would also see whether the right "
+         "operands were passed.")
 
 
 def operands(own: Own) -> str:
@@ -58,45 +72,6 @@ def _brief(value: Tensor | float | None) -> str:
 
 def _name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def compared(own: Own, operand: str | None = None, expert: int = 0) -> compare.Compared:
-    """A weight as the kernel reads it against the checkpoint.
-
-    operand  "w13", "gate", "up", "down" or "w2" of an expert on this rank, or "weight" of a linear layer; None: w13, or the weight
-    """
-    if own.linear:
-        meant, read, scale = _weight(own, operand)
-        return compare.compare(meant, read, title="The weight: the kernel's eye against the checkpoint", read_scale=scale)
-    meant, read = _layers(own, expert)
-    operand = operand or "w13"
-    return compare.of_layers(meant, read, operand, title=f"{operand} of expert {expert}: the kernel's eye against the checkpoint")
-
-
-def counted(own: Own, operand: str | None = None, expert: int = 0) -> codes.Codes:
-    """The codes and block scales of a weight, as they are meant and as they are read; operand and expert as of `compared`."""
-    if own.linear:
-        meant, read, scale = _weight(own, operand)
-        return codes.codes(meant, read, title="Which codes and scales there are", read_scale=scale)
-    operand = operand or "w13"
-    return codes.of_layers(*_layers(own, expert), operand, title=f"Which codes and scales there are in {operand} of expert {expert}")
-
-
-def _layers(own: Own, expert: int) -> tuple[MoELayer, MoELayer]:
-    """One expert as it is meant, and as the kernel reads it."""
-    if expert not in range(own.meant.experts):
-        raise MxdebugError("EXPERT", f"0 to {own.meant.experts - 1}", repr(expert), "experts are counted from 0 on each rank")
-    return own.meant.take([expert]), own.kernel.decode(own.call.arguments, experts=[expert])
-
-
-def _weight(own: Own, operand: str | None) -> tuple[BlockTensor, BlockTensor, ScaleCodec]:
-    """A linear layer's weight as it is meant, as the kernel reads it without padding (which has no global scale that could be meant), and how."""
-    if operand not in (None, "weight"):
-        raise MxdebugError("OPERAND", "weight", repr(operand), "a linear layer has one weight and no experts")
-    seen, meant = own.kernel.see(own.call.arguments), own.meant.weight
-    n, k = meant.shape
-    w = seen.weight
-    return meant, replace(w, payload=w.payload[:n, : k // 2], scales=w.scales[:n, : k // w.format.block], global_scale=seen.alpha.expand(n)), seen.scale
 
 
 def way(own: Own) -> flow.Flow:
@@ -173,27 +148,91 @@ def explorer(own: Own) -> Explorer:
         raise MxdebugError("call", "one of a mixture of experts", own.call.function, "the explorer has faults of experts only")
     from .call_explorer import Explorer
 
-    return Explorer(own.call, own.chosen)
+    return Explorer(own.call, own.chosen, tp=own.tp)
 
 
-def guess(own: Own) -> list[str | tuple[str, str]]:
-    """The diagnosis's findings as the explorer's switches: a fault, or (fault, operand) for each where it struck not all that it can."""
+def guess(own: Own, explorer: Explorer) -> list[str | tuple[str, str]]:
+    """The diagnosis's findings as switches that the explorer has: a fault, or (fault, operand) for each where it struck not all it can.
+
+    A fault that struck more operands than there are switches is one that strikes all that it can.
+    """
+    return [switch for _, switches in _switches(own, explorer) for switch in switches]
+
+
+def _switches(own: Own, explorer: Explorer) -> list[tuple[str, list[str | tuple[str, str]]]]:
+    """(title, switches) of each finding; none where the explorer has no such fault for this call, or no room for all that it struck."""
+    from .call_explorer import SWITCHES
+
     titles = {o.title: o.key for o in own.kernel.operands}
-    out: list[str | tuple[str, str]] = []
+    out: list[tuple[str, list[str | tuple[str, str]]]] = []
+    room = SWITCHES
     for f in own.diagnosis.findings:
+        able = explorer.able.get(f.id, ())
         struck = [titles[t] for t in f.where.split(", ") if t in titles]
-        every = [k for k in f.fault.strikes if k in own.plan.forms]
-        out += [f.id] if not struck or set(struck) == set(every) else [(f.id, key) for key in struck]
+        switches: list[str | tuple[str, str]] = [f.id] if not struck or set(struck) == set(able) else [(f.id, key) for key in struck]
+        if len(switches) > room:
+            switches = [f.id]  # all that it can: there is no place for each
+        if not able or set(struck) - set(able) or not room:
+            switches = []
+        room -= len(switches)
+        out.append((f.title, switches))
     return out
 
 
+def switch_on(own: Own, explorer: Explorer) -> str:
+    """Switch the diagnosis's findings on in the explorer; what it says then, and which findings it has no switch for."""
+    found, on = _switches(own, explorer), guess(own, explorer)
+    explorer.guess(*on)
+    lines = [str(explorer)] if on else []
+    if without := [title for title, switches in found if not switches]:
+        lines.append(textwrap.fill(f"no switch for: {'; '.join(without)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+    return "\n".join(lines) or "no switch is on: the diagnosis has no finding"
+
+
 def next_step(own: Own) -> str:
-    """What to do now, by the verdict."""
+    """What to do now: by the verdict, and by what it rests on."""
     try:
-        verdict, text = own.diagnosis.verdict, NEXT[own.diagnosis.verdict]
+        d = own.diagnosis
+        verdict, text = d.verdict, _unexplained(own) if d.verdict == verdicts.UNEXPLAINED else NEXT[d.verdict]
+        if own.tp and any(f.id == "wrong-tp-slice" for f in d.findings):
+            text = f"TP is {own.tp} in the first cell: if this process was another rank, change that, and run all cells again. Else: {text}"
     except MxdebugError as error:
-        verdict, text = "not read", f"{error}. {NOT_READ}"
+        says = "" if "in the first cell" in error.reason else UNFIT.format(_settings(own)) if _readable(own) else NOT_READ
+        verdict, text = "not read", f"{error}. {says}".strip()
     return textwrap.fill(f"{verdict.upper()}. {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _unexplained(own: Own) -> str:
+    """Whether the settings, an operand or the kernel is to be looked at first, for a call that no fault explains."""
+    d = own.diagnosis
+    first = "First do what is said under 'fix', and record again. If it is still wrong: " if d.findings else ""
+    differ = [key for key, state in d.operands if state == verdicts.DIFFERENT]
+    named = {title for f in d.findings for title in f.where.split(", ")}
+    unexplained = [title for key in differ if (title := own.kernel.operand(key).title) not in named]
+    if not d.operands:
+        return first + ALONE
+    if not unexplained:
+        return first + KERNEL
+    titles = ", ".join(unexplained)
+    if not d.findings and ({"w13", "w2"} <= set(differ) or "weight" in differ):
+        return SETTINGS.format(titles, _settings(own))
+    if d.follows is False:
+        first += "The output does not follow from these bytes, so the kernel may have read others: record the call again. "
+    return first + BYTES.format(titles, len(d.operands) - len(differ), len(d.operands))
+
+
+def _settings(own: Own) -> str:
+    names = ["CHECKPOINT", *(name for name, value in (("LAYER", own.layer), ("TP", own.tp)) if value is not None)]
+    return "CHECKPOINT, LAYER and TP" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _readable(own: Own) -> bool:
+    """Whether the call can be diagnosed without the settings."""
+    try:
+        diagnose(own.call)
+        return True
+    except MxdebugError:
+        return False
 
 
 def report(own: Own) -> str:

@@ -6,86 +6,32 @@ into groups: the residues of a period, or one stretch and the rest. R^2 is the s
 Where all orders of the values are equally likely ("no pattern"), R^2 of g groups of n values follows Beta((g - 1) / 2, (n - g) / 2), the
 F test in another form, and no arrangement is less likely than (product of the groups' sizes!) / n!. The chance of a candidate is the larger
 of both, times the number of candidates (Bonferroni): a pattern is reported where that is below `ALARMS`.
+
+Where more than half of the values are equal, as where most columns are exact, the F test does not hold. Then the question is only where
+the others stand, and where those of them that are at least half as large as the largest; the chance of a candidate is that of so many of
+them there (hypergeometric, exact), times the number of candidates.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
+from .chances import log_chance, log_choose, log_least, log_tail
+from .pattern import ALIKE, FEW, PERIOD, STRETCH, WRONG, ZERO, Pattern, Ranges, counted, number, shows, with_levels
+
+__all__ = ["ALIKE", "FEW", "PERIOD", "STRETCH", "WRONG", "ZERO", "Pattern", "candidates", "find", "number", "scores"]
 
 ALARMS = 1e-3  # at most one look in 1000 at values without a pattern reports one
 EVERY = 32     # periods up to this are all tried; above, multiples of STEP and divisors of the axis
 STEP = 16      # every tile of rows and every block of the layouts here is a multiple of that
+SAME = 0.5     # a larger share of equal values, and only the places of the others are looked at
 STARTS = 32    # of stretches that are looked at at once: they stay in the processor's cache
-SHOWN = 4      # more runs of residues than that are counted, not listed
-PERIOD, STRETCH, ALIKE, ZERO, FEW = "period", "stretch", "alike", "zero", "too few"
-Ranges = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """What the values along an axis look like.
-
-    kind     PERIOD, STRETCH (one contiguous stretch against the rest), ALIKE (no pattern), ZERO (all are 0), FEW (too few to tell)
-    size     how many values there are; tried: how many candidates
-    period   of PERIOD, else 0
-    worse    the residues (PERIOD) or positions (STRETCH) with the larger values, as (first, last)
-    levels   the medians of the larger and of the other values
-    chance   upper bound of log10 of the probability of such a pattern where there is none; 0.0 where none is reported
-    """
-
-    kind: str
-    size: int
-    tried: int = 0
-    period: int = 0
-    worse: Ranges = ()
-    levels: tuple[float, float] = (0.0, 0.0)
-    chance: float = 0.0
-
-    def mask(self) -> Tensor:
-        """bool [size]: which positions are the worse ones."""
-        at = torch.arange(self.size)
-        at = at % self.period if self.kind == PERIOD else at
-        out = torch.zeros(self.size, dtype=torch.bool)
-        for first, last in self.worse:
-            out |= (at >= first) & (at <= last)
-        return out
-
-    def where(self, unit: str) -> str:
-        """The worse positions in words; unit: "column", "token". Empty where there is no pattern."""
-        if self.kind == PERIOD:
-            if self.period == 2:
-                return f"{('even', 'odd')[self.worse[0][0]]} {unit}s"
-            listed = ", ".join(_range(r) for r in self.worse[:SHOWN])
-            if len(self.worse) > SHOWN:
-                listed = f"{sum(b - a + 1 for a, b in self.worse)} residues: {listed}, ..."
-            return f"{unit}s with {unit[0]} % {self.period} in {listed}"
-        if self.kind == STRETCH:
-            return f"{unit}s " + " and ".join(f"{a} on" if b == self.size - 1 else _range((a, b)) for a, b in self.worse)
-        return ""
-
-    def text(self, unit: str) -> str:
-        """The pattern in one line."""
-        if self.kind in (PERIOD, STRETCH):
-            name = f"period {self.period}: " if self.kind == PERIOD else "only " if self.levels[1] == 0 else "no period; worse: "
-            return f"{name}{self.where(unit)}: {number(self.levels[0])}, the others {number(self.levels[1])}"
-        return {ALIKE: "no pattern", ZERO: f"no error in any {unit}",
-                FEW: f"{self.size} {unit}s are too few to show a pattern"}[self.kind]
-
-
-def number(value: float) -> str:
-    """A relative error, as prints have it."""
-    return "inf" if math.isinf(value) else "0" if value == 0 else f"{value:.3f}" if 0.001 <= value < 1000 else f"{value:.0e}"
-
-
-def _range(r: tuple[int, int]) -> str:
-    return str(r[0]) if r[0] == r[1] else f"{r[0]}..{r[1]}"
 
 
 def candidates(size: int) -> tuple[int, ...]:
@@ -105,26 +51,26 @@ def find(values: Tensor, alarms: float = ALARMS) -> Pattern:
         raise MxdebugError("values along an axis", "numbers [n], without NaN", f"shape {list(values.shape)}", "count NaN apart first")
     if not bool(values.any()):
         return Pattern(ZERO, n)
-    look = _Look.at(values, alarms)
-    tried = len(look.periods) + look.stretches
-    if n < 4 or _least([n // 2, n - n // 2]) + look.cost[1] > look.limit:
-        return Pattern(FEW, n, tried)
-    if look.total == 0:
-        return Pattern(ALIKE, n, tried)
-    stretch = look.stretch(n)
-    found = min((look.period(p) for p in look.promising()), key=lambda f: f[0])
-    if found[0] <= look.limit:
-        found = look.smallest(found[1])
-    chance, period, worse = min((found, stretch), key=lambda f: f[0])
+    cuts = _cuts(values)
+    looks = [_Look.at(values, alarms / len(cuts), marks, word) for marks, word in cuts]
+    first, tried = looks[0], sum(len(look.periods) + look.stretches for look in looks)
+    hit, word = (values > 0, WRONG) if first.marks is None or first.total == 0 else (first.marks, first.word)
+    none = Pattern(ALIKE, n, tried, hits=(0, int(hit.sum())), word=word)
+    if n < 4 or not any(look.could_find() for look in looks):
+        return replace(none, kind=FEW)
+    if first.total == 0:
+        return none
+    none = replace(none, shown=first.shown())
+    every = [(found, look) for look in looks for found in (look.best(), look.stretch(n))]
+    (chance, period, worse), look = min(every, key=lambda f: f[0][0])
     if chance > look.limit:
-        return Pattern(ALIKE, n, tried)
-    kind, period = (STRETCH, 0) if period == n else (PERIOD, period)
-    mask = Pattern(kind, n, tried, period, worse).mask()
-    if kind == STRETCH:
-        worse = _sharper(values, mask)
-        mask = Pattern(kind, n, tried, period, worse).mask()
-    levels = tuple(float(values[m].double().median()) for m in (mask, ~mask))
-    return Pattern(kind, n, tried, period, worse, (levels[0], levels[1]), chance / math.log(10))
+        return none
+    chance = (chance + math.log(len(looks))) / math.log(10)
+    p = Pattern(STRETCH if period == n else PERIOD, n, tried, 0 if period == n else period, worse, chance=chance)
+    if p.kind == STRETCH and look.marks is None:
+        p = replace(p, worse=_sharper(values, p.mask()))
+    p = counted(with_levels(p, values), *((hit, word) if look is first else (look.marks, look.word)))
+    return p if shows(p) else none
 
 
 Found = tuple[float, int, Ranges]  # log of the chance, the period (n: a stretch), the worse residues
@@ -136,6 +82,8 @@ class _Look:
 
     Two questions are asked, which share the alarms: do the residues of a period differ (one candidate a period)? Does one stretch differ
     from the rest, of the residues of a period or of all positions? The second sees less, but sees it better.
+
+    marks   where most values are equal: bool [n], which ones are above these, or not below, as `word` says; z are then the marks
     """
 
     z: Tensor
@@ -145,42 +93,99 @@ class _Look:
     stretches: int
     cost: tuple[float, float]
     limit: float
+    marks: Tensor | None
+    word: str
 
     @staticmethod
-    def at(values: Tensor, alarms: float) -> _Look:
-        n, z = values.numel(), scores(values)
+    def at(values: Tensor, alarms: float, marks: Tensor | None, word: str) -> _Look:
+        n = values.numel()
+        z = scores(values) if marks is None else marks.double() - marks.double().mean()
         periods, total = candidates(n), float(z @ z)
         stretches = sum(p * (p - 1) // 2 for p in (*periods, n))
         shares = {p: float((s**2 / c).sum()) / total for p in periods for s, c in (_residues(z, p),)} if total else {}
         cost = (math.log(2 * max(1, len(periods))), math.log(2 * max(1, stretches)))
-        return _Look(z, total, periods, shares, stretches, cost, math.log(alarms))
+        return _Look(z, total, periods, shares, stretches, cost, math.log(alarms), marks, word)
 
     @property
     def n(self) -> int:
         return self.z.numel()
 
+    @property
+    def marked(self) -> int:
+        return 0 if self.marks is None else int(self.marks.sum())
+
+    def best(self) -> Found:
+        """The period that is least likely by chance, or its divisor that says as much."""
+        found = min((self.period(p) for p in self.promising()), key=lambda f: f[0])
+        return self.smallest(found[1]) if self.marks is None and found[0] <= self.limit else found
+
     def promising(self, most: int = 4) -> list[int]:
         """The periods whose residues differ most. Only their stretches are looked at, though all are counted."""
         return sorted(self.periods, key=lambda p: log_chance(self.shares[p], p - 1, self.n - p))[:most]
 
+    def two(self, share: float, inside: int, hits: int) -> float:
+        """log of the chance of one group of so many positions against the rest; share: R^2; hits: the marks in it."""
+        if self.marks is None:
+            return max(log_chance(share, 1, self.n - 2), log_least([inside, self.n - inside]))
+        return math.log(2) + min(log_tail(self.n, self.marked, inside, hits),
+                                 log_tail(self.n, self.marked, self.n - inside, self.marked - hits))
+
     def stretch(self, period: int) -> Found:
         """The stretch of residues that differs most from the rest; period n: of all positions."""
         sums, counts = _residues(self.z, period)
-        start, stop, share = _stretch(sums, counts, self.total)
+        if self.marks is not None and period == self.n:  # the best one begins and ends between runs of marks: these alone are looked at
+            runs = self.marks.unique_consecutive(return_counts=True)[1]
+            edges = [0, *runs.cumsum(0).tolist()]
+            start, stop, share = _stretch(torch.stack([t.sum() for t in self.z.split(runs.tolist())]), runs.double(), self.total)
+            start, stop = edges[start], edges[stop]
+        else:
+            start, stop, share = _stretch(sums, counts, self.total)
         inside = int(counts[start:stop].sum())
-        chance = max(log_chance(share, 1, self.n - 2), _least([inside, self.n - inside])) + self.cost[1]
-        return chance, period, _side(sums, start, stop)
+        hits = round(float(sums[start:stop].sum()) + inside * self.marked / self.n)
+        return self.two(share, inside, hits) + self.cost[1], period, _side(sums, start, stop)
 
     def period(self, period: int) -> Found:
         """What a period explains: by its residues, or by one stretch of them, whichever is less likely by chance."""
         sums, counts = _residues(self.z, period)
-        whole = max(log_chance(self.shares[period], period - 1, self.n - period), _least(counts.tolist())) + self.cost[0]
-        part = self.stretch(period)
+        part, upper = self.stretch(period), _upper(sums, counts)
+        if self.marks is not None:  # any set of residues: as many candidates as there are sets of that size, for each size
+            mask = Pattern(PERIOD, self.n, 0, period, upper).mask()
+            residues = sum(b - a + 1 for a, b in upper)
+            chance = log_tail(self.n, self.marked, int(mask.sum()), int(self.marks[mask].sum()))
+            return min(part, (chance + log_choose(period, residues) + math.log(period) + self.cost[0], period, upper), key=lambda f: f[0])
+        whole = max(log_chance(self.shares[period], period - 1, self.n - period), log_least(counts.tolist())) + self.cost[0]
         mask = Pattern(PERIOD, self.n, 0, period, part[2]).mask()
         explained = float(self.z[mask].sum()) ** 2 * self.n / (int(mask.sum()) * int((~mask).sum())) / self.total
-        if self.adds(explained, self.shares[period], period - 2, self.n - period):  # one stretch does not say all
-            return min(whole, part[0]), period, _upper(sums, counts)
-        return min(whole, part[0]), period, part[2]
+        one = not self.adds(explained, self.shares[period], period - 2, self.n - period)  # one stretch says all
+        return min(whole, part[0]), period, part[2] if one else upper
+
+    def would_show(self, period: int) -> bool:
+        """Whether one residue would be found that has the largest values of all, or as many marks as there is room for."""
+        inside = self.n // period
+        top = float(self.z.sort(descending=True).values[:inside].sum())
+        share = top**2 * self.n / (inside * (self.n - inside)) / self.total
+        hits = min(inside, self.marked)
+        part = self.two(share, inside, hits) + self.cost[1]
+        if self.marks is not None:
+            return min(part, log_tail(self.n, self.marked, inside, hits) + 2 * math.log(period) + self.cost[0]) <= self.limit
+        sizes = torch.bincount(torch.arange(self.n) % period).tolist()
+        return min(part, max(log_chance(share, period - 1, self.n - period), log_least(sizes)) + self.cost[0]) <= self.limit
+
+    def shown(self) -> tuple[int, int]:
+        """The first and the last period of the first run of those that would show; (0, 0) if none would."""
+        first = next((i for i, p in enumerate(self.periods) if self.would_show(p)), None)
+        if first is None:
+            return 0, 0
+        last = next((i for i, p in enumerate(self.periods) if i > first and not self.would_show(p)), len(self.periods))
+        return self.periods[first], self.periods[last - 1]
+
+    def could_find(self) -> bool:
+        """Whether any arrangement of these values would be called a pattern."""
+        if not self.total:
+            return log_least([self.n // 2, self.n - self.n // 2]) + self.cost[1] <= self.limit
+        if self.marks is None:
+            return self.would_show(2)
+        return self.two(1.0, self.marked, self.marked) + self.cost[1] <= self.limit
 
     def adds(self, few: float, many: float, more: int, within: int) -> bool:
         """Whether the finer of two nested groupings explains more than the coarser by more than chance."""
@@ -199,6 +204,22 @@ def _residues(z: Tensor, period: int) -> tuple[Tensor, Tensor]:
     """(sum, number) of the scores of each residue."""
     residue = torch.arange(z.numel()) % period
     return torch.zeros(period, dtype=z.dtype).index_add_(0, residue, z), torch.bincount(residue, minlength=period).double()
+
+
+def _cuts(values: Tensor) -> list[tuple[Tensor | None, str]]:
+    """Which positions to look at, bool [n], and what these are in words; None: all, by their ranks, where most values are different.
+
+    All depends on how often which value occurs, not on where, so that it makes no place more likely than another.
+    """
+    level, counts = values.unique(return_counts=True)
+    at = int(counts.argmax())
+    if int(counts[at]) <= SAME * values.numel():
+        return [(None, WRONG)]
+    if bool((values > level[at]).sum() <= (values < level[at]).sum()):
+        return [(values >= level[at], WRONG if at == 1 and level[0] == 0 else "no better than most")]
+    out = [(values > level[at], WRONG if level[at] == 0 else "worse than most")]
+    worst = values >= values.max() / 2
+    return out if torch.equal(worst, out[0][0]) or bool(worst[values == level[at]].any()) else [*out, (worst, "among the worst")]
 
 
 def scores(values: Tensor) -> Tensor:
@@ -256,37 +277,3 @@ def ranges(at: Sequence[int]) -> Ranges:
         else:
             out.append((i, i))
     return tuple(out)
-
-
-def _least(sizes: Sequence[float]) -> float:
-    """log of the chance of any one grouping of all values into groups of these sizes."""
-    return sum(math.lgamma(s + 1) for s in sizes) - math.lgamma(sum(sizes) + 1)
-
-
-def log_chance(share: float, between: int, within: int) -> float:
-    """log P(R^2 >= share) for `between` and `within` degrees of freedom: I_(1 - share)(within / 2, between / 2).
-
-    I is the regularised incomplete beta function.
-    """
-    x, a, b = min(1.0, max(1.0 - share, 1e-15)), within / 2, between / 2
-    if within <= 0 or x == 1.0:
-        return 0.0
-    if x < (a + 1) / (a + b + 2):
-        return min(0.0, _log_beta(x, a, b))
-    return math.log1p(-min(math.exp(_log_beta(1 - x, b, a)), 1 - 1e-16))
-
-
-def _log_beta(x: float, a: float, b: float) -> float:
-    """log I_x(a, b) by its continued fraction (Lentz's method; DLMF 8.17.22), which converges fast for x < (a + 1) / (a + b + 2)."""
-    tiny = 1e-300
-    c, d = 1.0, 1.0 / (1 - (a + b) * x / (a + 1) or tiny)
-    fraction = d
-    for m in range(1, 1000):
-        for term in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)), -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
-            d = 1.0 / (1 + term * d or tiny)
-            c = 1 + term / c or tiny
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-13:
-            break
-    front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) - math.log(a)
-    return front + math.log(fraction)

@@ -99,7 +99,12 @@ def number(x: float | None, power: bool = False, digits: int = 4) -> str:
 
 
 def largest(badness: Tensor, k: int) -> list[tuple[int, ...]]:
-    """Positions of the k largest numbers above 0, NaN before inf before all others, equal ones in the order in which they lie."""
+    """Positions of the k largest numbers above 0, NaN before inf before all others, equal ones in the order in which they lie.
+
+    Raises MxdebugError for k below 1.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise MxdebugError("k, how many of the worst", "a number from 1 on", repr(k))
     flat = badness.flatten()
     nan = flat.isnan().nonzero().flatten()[:k]
     rest = torch.where(flat.isnan(), 0, flat)
