@@ -294,6 +294,9 @@ class _Enum:
 
     name = "Geglu"
 
+    def __str__(self) -> str:
+        return "an enum"
+
 
 @pytest.mark.parametrize(("kind", "parameters", "want"), [
     ("Swiglu", (), "silu"), ("Swiglu", ("limit",), "swiglu"), ("Swiglu", ("alpha", "beta", "limit"), "swiglu"),

@@ -351,13 +351,18 @@ def _scale(low: float, high: float) -> tuple[dict[str, object], float, float]:
     """(the vertical axis for values from low to high, where zeros stand on it, where inf does)."""
     grid = {"showgrid": True, "gridcolor": figures.GRID}
     if high <= DECADE * low:
-        return {**grid, "type": "linear", "range": [-0.08 * high, 1.25 * high], "nticks": 4}, 0.0, high * 1.15
+        return {**grid, "type": "linear", "range": [_short(-0.08 * high), _short(1.25 * high)], "nticks": 4}, 0.0, _short(high * 1.15)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     tens = range(first, last + 1, -(-(last - first + 1) // 4))
     stretch = (high / low) ** 0.12
     labels = [f"{10.0**i:g}" if -4 < i < 4 else f"10{figures.power(i)[1:]}" for i in tens]
-    return {**grid, "type": "log", "range": [math.log10(low / stretch**2), math.log10(high * stretch**2)],
-            "tickvals": [10.0**i for i in tens], "ticktext": labels}, low / stretch, high * stretch
+    return {**grid, "type": "log", "range": [round(math.log10(v), 3) for v in (low / stretch**2, high * stretch**2)],  # the same digits on every machine
+            "tickvals": [10.0**i for i in tens], "ticktext": labels}, _short(low / stretch), _short(high * stretch)
+
+
+def _short(value: float) -> float:
+    """Three digits: they are the same on every machine."""
+    return float(f"{value:.3g}")
 
 
 def _says(e: OutputError, panels: dict[str, Points]) -> str:
