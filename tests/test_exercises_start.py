@@ -78,7 +78,7 @@ def test_the_byte_by_cublas_own_formula() -> None:
     (618, False, "at byte 618 the kernel looks for the scale of row 70, block 6. The row is right, the block is not"),
     (621, False, "row 102, block 5. The block is right, the row is not"), (0, False, "row 0, block 0"),
     (-1, False, "is outside"), (1024, False, "is outside"), (617.0, False, "this is float"), (True, False, "this is bool"),
-    ("617", False, "this is str"), (torch.tensor(617), False, "this is Tensor"),
+    ("617", False, "this is str"), (torch.tensor([617]), False, "this is Tensor"),
 ])
 def test_place(answer: Any, right: bool | None, says: str) -> None:
     got = check("start-place", answer)

@@ -43,7 +43,7 @@ def flat(answer: Any) -> str:
     ((24, 5), False, "2896 + 5 elements wide, which is not the padded weight"), ((8, 48), False, "the weight has 1456 bytes a row, so K 2912"),
     ((True, 48), False, "this is bool"), ((24, "48"), False, "the padding of activations is a whole number, this is str"),
     ((24.0, 48), False, "this is float"), ((-24, 48), False, "this is -24"), ((24, 10**15), False, "less than K, which is 2896"),
-    ((torch.tensor(24), 48), False, "this is Tensor"), (([1, 2, 3], 4), False, "this is list"),
+    ((torch.tensor(24), 48), True, "2944 elements"), ((torch.tensor([24]), 48), False, "this is Tensor"), (([1, 2, 3], 4), False, "this is list"),
 ])
 def test_padding(answer: tuple[Any, ...], right: bool | None, says: str) -> None:
     got = check("padding", *answer)

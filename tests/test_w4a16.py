@@ -21,6 +21,7 @@ from mxdebug import MxdebugError, open_checkpoint
 from mxdebug.contracts import ALL, LINEAR_CONTRACTS, any_contract, find_linear
 from mxdebug.contracts.cutedsl_w4a16 import _SM_COUNTS, PATH, by_layout, gemv
 from mxdebug.diagnosis.linear_output import follows, linear_floor
+from mxdebug.faults import LINEAR_FAULTS, LinearSituation
 from mxdebug.formats import E4M3_SCALE, NVFP4, S0E5M3, recode_e4m3_to_s0e5m3
 from mxdebug.metrics import compare
 from mxdebug.recipes.vllm import CT_NVFP4, MODELOPT
@@ -448,3 +449,20 @@ def test_symptoms_are_what_flashinfer_says() -> None:
             torch.zeros(256, 192, dtype=torch.uint8), torch.zeros(200, 22, dtype=torch.uint8), None, backend="cute-dsl"
         )
     assert "group-32-as-16" in symptom(str(error.value))
+
+
+def test_weights_beyond_fp16_are_inf_on_sm12x() -> None:
+    """Scales in Marlin's code are 2^7 too large to SM12x: 6 * 448 * 2^7 = 344064 is above 65504, and half2_mul makes it inf.
+
+    On an H200 the Triton kernel, which multiplies in fp16 as well, gave NaN in the same places (bf16 outputs of 200 x 352, 33 tokens).
+    """
+    layer = made_linear(200, 352, parts=(104, 48, 48), differ=False)
+    x = torch.randn(33, 352, generator=torch.Generator().manual_seed(2)).bfloat16()
+    base = LinearSituation.right(linear_recipe("nvfp4_w4a16/flashinfer_cutedsl/sm12x", MODELOPT), layer, x)
+    seen = base.recipe.contract.see((s := LINEAR_FAULTS["scales-recoded-for-marlin"].inject(base)).arguments())
+    weights = seen.weight.dequantise(torch.float64, seen.scale)
+    struck = (weights.abs() > 65504).any(1)
+    output = s.build()[1]
+    assert struck.any() and not struck.all()
+    assert not torch.isfinite(output[:, struck]).any() and torch.isfinite(output[:, ~struck]).all()
+    assert torch.isfinite(base.build()[1]).all()

@@ -41,9 +41,11 @@ class LinearSeen:
 
     @functools.cached_property
     def sums(self) -> Tensor:
-        """float32 [M, N]: the sums before alpha. Weights are exact in bf16 and in fp16: E2M1 times a 4-bit significand has 6 bits at most."""
-        x = self.x.to(self.products).double()
-        return (x @ self.weight.dequantise(torch.float64, self.scale).T).float()
+        """float32 [M, N]: the sums before alpha. Weights are exact in bf16 and in fp16, since E2M1 times a 4-bit significand has 6 bits at most;
+        but in fp16 one above 65504 is inf, which scales in another code than the kernel's can make (FlashInfer multiplies them by half2_mul).
+        """
+        x, weight = (t.to(self.products).double() for t in (self.x, self.weight.dequantise(torch.float64, self.scale)))
+        return (x @ weight.T).float()
 
     def emulate(self) -> Tensor:
         """bf16 [M, N]: the sum in float32, times alpha in float32, stored as bf16."""
