@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from .formats import BlockTensor, ElementCodec, ScaleCodec
+from .formats import BlockTensor, ElementCodec, ScaleCodec, words
 
 _SUMS = 1 << 20  # sums of blocks that are held at a time: some MB, whatever the layer's size
 _BITS = 15       # bits of an activation that one float32 sum takes exactly, see `_parts`
@@ -68,7 +68,7 @@ def _parts(blocks: Tensor) -> Tensor | None:
 
 def _elements(payload: Tensor, element: ElementCodec) -> Tensor:
     """Payload [N, K/2] -> float32 [N, K]: two bytes, so four codes, a lookup."""
-    pairs = payload.contiguous().view(torch.int16).int() & 0xFFFF
+    pairs = words(payload, torch.int16).int() & 0xFFFF
     return torch.nn.functional.embedding(pairs, _quads(element)).flatten(-2)
 
 

@@ -178,6 +178,15 @@ NVFP4 = BlockFormat("NVFP4", 16, E2M1, E4M3_SCALE, outer=True)
 FORMATS = {f.name: f for f in (MXFP4, MXFP8, MXFP8_E5M2, NVFP4)}
 
 
+def words(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bytes of uint8 [..., n] as words [..., n / size of dtype]; n is a multiple of that size.
+
+    They are copied where they are not contiguous, or start within a word, as a slice of a buffer may: torch views neither.
+    """
+    t = t.contiguous()
+    return (t.clone() if t.storage_offset() % dtype.itemsize else t).view(dtype)
+
+
 def pack_fp4(codes: Tensor) -> Tensor:
     """uint8 codes 0..15 [..., K] -> uint8 payload [..., K/2]; the even index goes to the low nibble."""
     if codes.shape[-1] % 2:

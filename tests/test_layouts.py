@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mxdebug.errors import MxdebugError
-from mxdebug.formats import NVFP4, BlockTensor, quantise
+from mxdebug.formats import NVFP4, BlockTensor, quantise, words
 from mxdebug.layouts import (LAYOUTS, LINEAR, SCALE_LAYOUTS, SM12X_WEIGHT_TILES, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, SWIZZLE_8x4,
-                             SWIZZLE_128x4, TRANSPOSED, V_CACHE_4x4, WEIGHT_LAYOUTS, Composed, Layout, cutedsl_sm100_view)
+                             SWIZZLE_128x4, TRANSPOSED, V_CACHE_4x4, WEIGHT_LAYOUTS, Composed, Layout, cutedsl_sm100_view, row_hashes)
+from mxdebug.recipes import SWAP_NIBBLES
 from mxdebug.recorded import kernel_dumps
 
 
@@ -512,3 +513,33 @@ def test_inputs_are_left_alone(layout: Layout) -> None:
     assert torch.equal(layout.unpack(physical, 2 * tr, 3 * tc), before)
     assert torch.equal(x, before) and torch.equal(physical, kept)
     assert physical.is_contiguous()
+
+
+# -- buffers that start and go on anywhere -----------------------------------------------------------------------------------
+
+
+def within(t: Tensor, before: int, after: int) -> Tensor:
+    """Each slab of t [E, ...] as a view into a larger buffer: `before` bytes, the slab, `after` bytes."""
+    flat = t.reshape(t.shape[0], -1)
+    buffer = torch.full((t.shape[0], before + flat.shape[1] + after), 0xEE, dtype=torch.uint8)
+    buffer[:, before: before + flat.shape[1]] = flat
+    return buffer[:, before: before + flat.shape[1]]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (3, 2), (0, 8)])
+@pytest.mark.parametrize("layout", list(LAYOUTS.values()), ids=lambda layout: layout.name)
+def test_slabs_may_be_views_of_a_larger_buffer(layout: Layout, before: int, after: int) -> None:
+    """Bytes are moved as words where they stay together; a view need not start at a word, nor its slabs follow each other by whole words."""
+    for experts in (1, 3):
+        logical = torch.randint(0, 256, (experts, 256, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        physical = layout.pack(logical)
+        assert torch.equal(layout.unpack(within(physical, before, after), 256, 128).reshape(logical.shape), logical)
+        assert torch.equal(layout.pack(within(logical, before, after).unflatten(1, (256, 128))), physical)
+
+
+@pytest.mark.parametrize("read", [row_hashes, SWAP_NIBBLES.apply, lambda t: words(t, torch.int64)], ids=["row_hashes", "Values", "words"])
+def test_words_are_read_from_anywhere(read: Callable[[Tensor], Tensor]) -> None:
+    t = torch.randint(0, 256, (2, 3, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    for before, after in ((1, 0), (0, 1), (3, 2)):
+        view = within(t, before, after).unflatten(1, (3, 64))
+        assert torch.equal(read(view), read(t)) and torch.equal(read(view[1]), read(t[1]))

@@ -351,7 +351,8 @@ def test_one_wrong_expert_stands_out() -> None:
     e = output_error.output_error(got, want, s.experts)
     assert max(e.experts, key=lambda x: x.error).expert == 2
     two = next(x for x in e.experts if x.expert == 2)
-    assert two.error == pytest.approx(0.5, abs=0.01) and two.others == 0 and two.tokens == int(hit.sum())
+    assert abs(two.error - 0.5) <= 1.5 * 2**-9  # bf16 stores 1.5 times a number within 2^-9 of itself
+    assert two.others == 0 and two.tokens == int(hit.sum())
 
 
 def test_a_pattern_of_the_weights_is_called_their_own() -> None:
@@ -397,7 +398,7 @@ def test_recorded_calls(name: str) -> None:
     want = forward(seen.x[:, : layer.hidden].double(), seen.experts, seen.router, layer, parallel=seen.parallel, roundings=EXACT,
                    compute=torch.float64).output
     e = output_error.output_error(call.outputs[0], want, seen.experts)
-    assert r.off_by is None or e.comparison.relative_l2 == pytest.approx(r.off_by, abs=0.006)
+    assert r.off_by is None or abs(e.comparison.relative_l2 - r.off_by) <= 0.005  # off_by has two decimals
     assert e.by_column.kind in (ALIKE, FEW) and e.by_token.kind in (ALIKE, FEW) and int(e.bad_columns.sum()) == 0
 
 

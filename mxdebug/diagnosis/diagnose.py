@@ -28,7 +28,7 @@ from .given import Given
 from .linear import diagnose_linear
 from .linear_elsewhere import besides
 from .linear_locate import locate_linear
-from .locate import locate, tensor_parallel
+from .locate import locate, position
 from .recover import Source
 
 TOKENS = 64  # at most this many tokens are emulated
@@ -186,8 +186,7 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
                      tp: Parallel | None, scales: ScaleFinding | None) -> Diagnosis:
     contract, args, layer = given.contract, call.arguments, chosen.layer
     stated = contract.parallel(args)
-    tp = tp or tensor_parallel(given, layer, recipe(engine, contract.path, chosen.kind))
-    parallel = stated if tp is None else Parallel(tp.tp_size, tp.tp_rank, stated.ep_size, stated.ep_rank)
+    parallel = position(given, layer, recipe(engine, contract.path, chosen.kind), tp)
     part = layer.part(parallel)
     plan = recipe(engine, contract.path, chosen.kind).plan(part, layer)
     here, base = given.experts, given.base
@@ -209,12 +208,12 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     if any(f.id == "router-squared" for f in findings):
         router = router.sqrt()
     right = args if asked_right else plan.call(_convert(plan, part, given.touched(tokens)), part.activation, contract.activations_of(args), base.experts, router, stated)
-    exact = _exact(replace(base, router=router), plan, part, parallel, tokens)
+    truly = exact(replace(base, router=router), plan, part, parallel, tokens)
     passed = kernel.trace if kernel else given.see(tokens).trace(keep=True)
     right_trace = passed if asked_right else contract.see(right, tokens=tokens).trace(keep=True)
-    floor = compare(right_trace.output.double()[:, : part.hidden], exact.output.double())
+    floor = compare(right_trace.output.double()[:, : part.hidden], truly.output.double())
     seen = output[tokens] if output is not None else passed.output
-    truth = compare(seen.double()[:, : part.hidden], exact.output.double())
+    truth = compare(seen.double()[:, : part.hidden], truly.output.double())
     findings = [_with_effect(f, contract, args, right, tokens, right_trace.output, part.hidden, evidence.alone,
                              passed.output if len(findings) == 1 and not evidence.unexplained else None) for f in findings]
     # Bytes in the padding that meet zeros change nothing: no fault, but worth a line.
@@ -301,7 +300,7 @@ def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor
     return {**out, **plan.scalars(part)}  # maxima are those of all experts
 
 
-def _exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
+def exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
     """What the checkpoint means for these tokens: the formats' own scale codec, no intermediate rounding."""
     x = seen.x[tokens][:, : part.hidden].double()
     if (gscale := plan.scalars(part).get("x_gscale")) is not None:

@@ -50,6 +50,13 @@ def locate(call: Call, checkpoint: Checkpoint) -> int:
 MOST_RANKS = 64
 
 
+def position(given: Given, layer: MoELayer, recipe: Recipe, tp: Parallel | None = None) -> Parallel:
+    """Where this rank stands: its tensor-parallel part as `tp` states it, else as the call's bytes or arguments do; the rest as the call states it."""
+    stated = given.base.parallel
+    tp = tp or tensor_parallel(given, layer, recipe) or stated
+    return Parallel(tp.tp_size, tp.tp_rank, stated.ep_size, stated.ep_rank)
+
+
 def tensor_parallel(given: Given, layer: MoELayer, recipe: Recipe) -> Parallel | None:
     """The tensor-parallel position of a call whose kernel is not told, by the bytes of w2 or w13 of one expert; None where it is told, where
     the whole layer fits, or where no rank's bytes are the call's."""

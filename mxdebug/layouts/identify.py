@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
+from ..formats import words
 from .catalogue import LINEAR, SCALE_LAYOUTS, WEIGHT_LAYOUTS
 from .layout import Composed, Layout
 from .rows import GATE_UP, ROW_ORDERS, ROW_SHUFFLES
@@ -21,12 +22,12 @@ def row_hashes(t: Tensor) -> Tensor:
     """int64 [...]: a 64-bit hash of each row of uint8 [..., columns]. Equal rows have equal hashes; others differ almost surely."""
     columns = t.shape[-1]
     pad = -columns % 8
-    words = (torch.nn.functional.pad(t, (0, pad)) if pad else t).contiguous().view(torch.int64)
+    eights = words(torch.nn.functional.pad(t, (0, pad)) if pad else t, torch.int64)
     # Multiply-and-add modulo 2^64 with fixed odd numbers; the first step mixes high bits into low ones.
     generator = torch.Generator().manual_seed(0x6D78)
-    factors = torch.randint(-(2**62), 2**62, (words.shape[-1],), generator=generator, dtype=torch.int64).to(t.device) * 2 + 1
+    factors = torch.randint(-(2**62), 2**62, (eights.shape[-1],), generator=generator, dtype=torch.int64).to(t.device) * 2 + 1
     # Without the sign's copies: with them a word and its complement would mix to the same.
-    mixed = words ^ ((words >> 29) & ((1 << 35) - 1))
+    mixed = eights ^ ((eights >> 29) & ((1 << 35) - 1))
     return (mixed * factors).sum(-1)
 
 

@@ -12,6 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..errors import MxdebugError
+from ..formats import words
 
 
 @dataclass(frozen=True)
@@ -251,19 +252,16 @@ def _together(physical: Tensor, unit: int) -> bool:
 
 def _gather(flat: Tensor, places: Tensor, unit: int) -> Tensor:
     """flat uint8 [..., n]: its units at `places`."""
-    slabs = flat.reshape(-1, flat.shape[-1])
-    if slabs.data_ptr() % unit:
-        slabs = slabs.clone()  # a slice of a buffer may start anywhere
-    units = slabs.view(_UNITS[unit])
-    return torch.stack([slab.index_select(0, places) for slab in units]).view(torch.uint8).reshape(flat.shape) if len(slabs) else flat
+    units = words(flat.reshape(-1, flat.shape[-1]), _UNITS[unit])
+    return torch.stack([slab.index_select(0, places) for slab in units]).view(torch.uint8).reshape(flat.shape) if len(units) else flat
 
 
 def _permute_bits(t: Tensor, bits: tuple[int, ...]) -> Tensor:
     """Permute the bits of each 32-bit little-endian word: source bit b goes to bits[b]."""
-    halves = t.contiguous().flatten().view(torch.int16).int() & 0xFFFF
+    halves = words(t.flatten(), torch.int16).int() & 0xFFFF
     low, high = _bit_tables(bits, str(t.device))
-    words = low.index_select(0, halves[0::2]) | high.index_select(0, halves[1::2])
-    return words.view(torch.uint8).view(t.shape)
+    moved = low.index_select(0, halves[0::2]) | high.index_select(0, halves[1::2])
+    return moved.view(torch.uint8).view(t.shape)
 
 
 @functools.cache

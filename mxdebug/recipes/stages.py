@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..formats import E4M3
+from ..formats import E4M3, words
 from ..layouts import Composed, Layout, RowOrder, RowShuffle
 
 
@@ -156,7 +156,7 @@ def _translated(t: Tensor, table: tuple[int, ...]) -> Tensor:
     """uint8 bytes of any shape by a table of 256. Two bytes a lookup where they come in pairs: several times faster."""
     if t.numel() % 2:
         return torch.tensor(table, dtype=torch.uint8, device=t.device)[t.long()]
-    pairs = t.contiguous().flatten().view(torch.int16).int() & 0xFFFF
+    pairs = words(t.flatten(), torch.int16).int() & 0xFFFF
     return _pairs(table).to(t.device).index_select(0, pairs).view(torch.uint8).reshape(t.shape)
 
 

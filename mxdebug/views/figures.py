@@ -73,7 +73,7 @@ def figure(title: str, says: str, plot: int, below: int = 54, legend: int = 0, h
     lines = textwrap.wrap(says, WIDTH)
     top = TOP + HEADINGS * headings + LEGEND * legend
     height = top + plot + below + len(lines) * LINE + 12
-    # All at once, which is ten times faster than update_layout; and without plotly's own template, which takes longer to load than all the rest.
+    # All at once, which is several times faster than update_layout; and without plotly's own template, which takes longer to load than all the rest.
     figure = go.Figure(layout={
         "template": {}, "height": height,
         "margin": {"l": left, "r": 14, "t": top, "b": below + len(lines) * LINE + 12},

@@ -14,7 +14,7 @@ from ..checkpoints import CheckpointLayer
 from ..contracts import Contract, Seen, find
 from ..contracts.operand import Operand
 from ..diagnosis.given import Given
-from ..diagnosis.locate import tensor_parallel
+from ..diagnosis.locate import position
 from ..diagnosis.outputs import follows
 from ..errors import MxdebugError
 from ..faults import CALL_FAULTS, FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, PARAMETER_FAULTS, SCALARS, SCALAR_FAULTS, Situation
@@ -128,8 +128,7 @@ class Trials:
                                f"none in {given.base.experts.numel()} slots", "ids that are out of range, or tokens of other ranks only")
         self.sample: Sample = sample(given, row)
         ids, router = given.base.experts, given.base.router
-        parallel = (Parallel(*tp) if tp else None) or tensor_parallel(given, layer.layer, self.recipe) or stated
-        parallel = Parallel(parallel.tp_size, parallel.tp_rank, stated.ep_size, stated.ep_rank)
+        parallel = position(given, layer.layer, self.recipe, Parallel(*tp) if tp else None)
         self._x, self._passed, whole = c.activations_of(arguments), arguments, layer.layer
         if self.sample.whole:
             self._position = None
@@ -261,11 +260,11 @@ class Trials:
         a, b = seen.layer.activation, self.sample.seen.layer.activation
         names = ("alpha", "beta", "limit")
 
-        def first(activation: Any, name: str) -> Any:
+        def values(activation: Any, name: str) -> list[float] | None:
             t = getattr(activation, name)
-            return None if t is None else t.flatten()[:1].tolist()
+            return None if t is None else t.flatten().tolist()
 
-        return a.kind == b.kind and all(first(a, n) == first(b, n) for n in names)
+        return a.kind == b.kind and all(values(a, n) == values(b, n) for n in names)
 
 
 def _of(t: Tensor, position: int, experts: int) -> Tensor:

@@ -25,16 +25,17 @@ from ..calls import MISSING, PENDING, UNREADABLE, Call, Recording, scan
 from ..checkpoints import Checkpoint, CheckpointLayer, CheckpointLinear, open_checkpoint
 from ..contracts import ALL, Contract, LinearContract, LinearSeen, Operand, Seen, find, find_linear
 from ..diagnosis import Diagnosis, diagnose
+from ..diagnosis.diagnose import exact
 from ..diagnosis.given import Given
 from ..diagnosis.linear_locate import locate_linear
 from ..diagnosis.linear_operands import memory, refined
-from ..diagnosis.locate import locate, tensor_parallel
+from ..diagnosis.locate import locate, position
 from ..diagnosis.outputs import sample_tokens
 from ..errors import MxdebugError
 from ..recipes import Plan, recipe
 from ..recipes.w4a16.plan import LinearPlan
 from ..recipes.w4a16.recipe import linear_recipe
-from ..reference import EXACT, MoELayer, Parallel, forward
+from ..reference import MoELayer, Parallel
 from ..reference_linear import LinearLayer
 from . import own_settings
 
@@ -159,9 +160,8 @@ class Own:
 
     @functools.cached_property
     def _position(self) -> Parallel:
-        stated, whole = self.kernel.parallel(self.call.arguments), self.chosen.layer
-        tp = Parallel(*self.tp) if self.tp else tensor_parallel(self._given, whole, recipe("vllm", self.kernel.path, self.chosen.kind))
-        return stated if tp is None else Parallel(tp.tp_size, tp.tp_rank, stated.ep_size, stated.ep_rank)
+        tp = Parallel(*self.tp) if self.tp else None
+        return position(self._given, self.chosen.layer, recipe("vllm", self.kernel.path, self.chosen.kind), tp)
 
     @functools.cached_property
     def plan(self) -> Plan | LinearPlan:
@@ -208,12 +208,7 @@ class Own:
         layer, plan = self.meant, self.plan
         if self.linear:
             return replace(layer, bias=None).forward(self.kernel.get("x", self.call.arguments)[self.tokens, : layer.k].double())
-        base = self._given.base.pick(self.tokens)
-        x = base.x[:, : layer.hidden].double()
-        if (gscale := plan.scalars(layer).get("x_gscale")) is not None:
-            x = x / gscale.double()  # codes and block scales alone leave the global scale out
-        return forward(x, base.experts, base.router, replace(layer, scale=None), parallel=self._position, roundings=EXACT,
-                       compute=torch.float64).output
+        return exact(self._given.base, plan, layer, self._position, self.tokens).output
 
     @property
     def output(self) -> Tensor:

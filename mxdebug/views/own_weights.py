@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..diagnosis import finding as verdicts
+from ..diagnosis.scalars import RELATIVE
 from ..errors import MxdebugError
 from ..formats import BlockTensor, ScaleCodec
 from ..reference import MoELayer
@@ -97,7 +98,7 @@ def _blocks(meant: BlockTensor, read: BlockTensor, meant_scale: ScaleCodec | Non
     apart[meant.shape[0]:], apart[:, meant.scales.shape[1]:] = False, False  # a scale of padding scales zeros
     if meant.global_scale is not None:
         one, other = (t.global_scale.float().flatten()[:1] for t in (meant, read))
-        if not torch.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True):
+        if not torch.allclose(one, other, rtol=RELATIVE, atol=0, equal_nan=True):
             apart[: meant.shape[0], : meant.scales.shape[1]] = True
     return int((codes_differ | apart).sum())
 
