@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+_MOST = 4000  # characters of one part of a message: names come from files, at any length
+
+
+def printable(text: str) -> str:
+    """A text as it may reach a terminal or a page: what a file calls its tensors must not move the cursor, or turn the line around.
+
+    Control, bidirectional and other invisible characters, and halves of surrogates, become their escape, such as \\x1b; line ends stay.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def brief(value: object, most: int = 80) -> str:
+    """repr of a value from a file, cut to `most` characters: it can be of any length or depth."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits, or more levels, than Python prints
+        text = "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
+
 
 class MxdebugError(ValueError):
     """Something handed to mxdebug is not what it must be.
@@ -12,8 +31,13 @@ class MxdebugError(ValueError):
     """
 
     def __init__(self, operand: str, expected: str, got: str, reason: str = "") -> None:
-        self.operand, self.expected, self.got, self.reason = operand, expected, got, reason
-        message = f"{operand}: expected {expected}, got {got}"
+        self.operand, self.expected, self.got, self.reason = map(_part, (operand, expected, got, reason))
+        message = f"{self.operand}: expected {self.expected}, got {self.got}"
         if reason:
-            message += f". Likely reason: {reason}"
+            message += f". Likely reason: {self.reason}"
         super().__init__(message)
+
+
+def _part(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= _MOST else f"{text[:_MOST]}... ({len(text) - _MOST} characters more)"

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -424,11 +425,9 @@ INPUTS = {"kwarg_x": X, "kwarg_scales__0": torch.tensor([7], dtype=torch.uint8),
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "inputs missing": (lambda f: (f / "inputs.pt").unlink(), r"inputs\.pt or inputs\.safetensors .* copied in part"),
-    "outputs missing": (lambda f: (f / "outputs.pt").unlink(), r"outputs\.pt or outputs\.safetensors .* copied in part"),
     "inputs empty": (cut("inputs.pt", 0), "cut off while being written"),
     "inputs halved": (cut("inputs.pt", 0.5), "cut off while being written"),
     "inputs without end": (cut("inputs.pt", 0.98), "cut off while being written"),
-    "outputs halved": (cut("outputs.pt", 0.5), r"outputs\.pt.* cut off while being written"),
     "inputs are text": (lambda f: (f / "inputs.pt").write_text("hello"), r"inputs\.pt"),
     "inputs are a tensor": (replace_file("inputs.pt", torch.ones(1)), "a dict of tensors"),
     "inputs hold numbers": (replace_file("inputs.pt", {"kwarg_x": 1}), "a dict of tensors"),
@@ -436,7 +435,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a tensor too many": (replace_file("inputs.pt", INPUTS | {"kwarg_z": X}), "an unlisted kwarg_z"),
     "another shape": (replace_file("inputs.pt", INPUTS | {"kwarg_x": X.T}), r"torch.float32 \[4, 3\].* got torch.float32 \[3, 4\]"),
     "another dtype": (replace_file("inputs.pt", INPUTS | {"kwarg_x": X.int()}), "got torch.int32"),
-    "sparse": (replace_file("inputs.pt", INPUTS | {"kwarg_x": X.to_sparse()}), "different calls"),
+    "sparse": (replace_file("inputs.pt", INPUTS | {"kwarg_x": X.to_sparse()}), "_rebuild_sparse_tensor.* objects that only code"),
     "no metadata": (lambda f: (f / "metadata.jsonl").unlink(), "metadata.*no such file.*process ended"),
     "metadata empty": (lambda f: (f / "metadata.jsonl").write_text(""), "an empty file.*cut off"),
     "metadata cut off": (lambda f: (f / "metadata.jsonl").write_text('{"function_name": "to'), "no complete record.*cut off"),
@@ -469,8 +468,32 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "value of no kind": (entry(type="thing"), "a value with its type"),
     "old text list with tensors": (entry(type="list", value="[tensor([1.])]"), "lost the tensors"),
     "old text list cut off": (entry(type="list", value="(" + "1, " * 332 + "10)"), "lost the tensors"),
+}
+
+# What was passed is there: the call is read, without outputs.
+LOST: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "outputs missing": (lambda f: (f / "outputs.pt").unlink(), r"outputs\.pt or outputs\.safetensors .* copied in part"),
+    "outputs halved": (cut("outputs.pt", 0.5), r"outputs\.pt.* cut off while being written"),
+    "outputs are a folder": (lambda f: [(f / "outputs.pt").unlink(), (f / "outputs.pt").mkdir()], r"outputs\.pt: expected a file, got a folder"),
+    "outputs of another call": (replace_file("outputs.pt", {"result_0": torch.ones(3)}), "a file of another call"),
+    "outputs of another shape": (replace_file("outputs.pt", {"result_0": torch.ones(3), "result_1": torch.tensor([3], dtype=torch.int32)}),
+                                 "of different calls"),
     "result truncated": (record_change(lambda r: r["output_metadata"].update(result={"type": "list", "truncated": True})), "truncated"),
 }
+
+
+@pytest.mark.parametrize("name", list(LOST))
+def test_lost_outputs_leave_a_call_with_its_arguments(tmp_path: Path, name: str) -> None:
+    damage, message = LOST[name]
+    folder = make_call().save(tmp_path)
+    whole = calls.load(folder)
+    assert whole.lost == "" and len(whole.outputs) == 2
+    damage(folder)
+    call = calls.load(folder)
+    assert (call.status, call.outputs) == (COMPLETED, ()) and same(dict(call.arguments), dict(whole.arguments))
+    assert re.search(f"(?s){message}", call.lost), call.lost
+    with pytest.raises(MxdebugError, match="expected one whose tensors are known, got lost outputs"):
+        call.save(tmp_path / "again")  # it would be written as a call that returned None
 
 
 @pytest.mark.parametrize("name", list(BROKEN))
@@ -512,9 +535,11 @@ def test_old_text_list_without_tensors(tmp_path: Path) -> None:
 
 
 def test_older_file_format(tmp_path: Path) -> None:
+    """No FlashInfer wrote it, and torch unpacks a tar archive in its place, links and all."""
     folder = make_call().save(tmp_path)
-    torch.save(INPUTS, folder / "inputs.pt", _use_new_zipfile_serialization=False)  # cannot be mapped into memory
-    assert same(calls.load(folder).arguments["x"], X)
+    torch.save(INPUTS, folder / "inputs.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(MxdebugError, match="torch's format before 1.6"):
+        calls.load(folder)
 
 
 def test_parameters_become_plain_tensors(tmp_path: Path) -> None:

@@ -500,5 +500,5 @@ def test_what_is_not_converted(headers: dict[str, tuple[str, tuple[int, ...]]]) 
 def test_a_state_dict_without_config_of_another_kind(tmp_path: Path) -> None:
     """Nothing converted in it: config.json is asked for, as ever."""
     save_file(tensors(MODELOPT), tmp_path / "state.safetensors")
-    with pytest.raises(MxdebugError, match="config.json: expected a readable JSON file"):
+    with pytest.raises(MxdebugError, match="config.json: expected a file, got no such file"):
         open_checkpoint(tmp_path / "state.safetensors")

@@ -36,6 +36,8 @@ class Call:
     graph_capture  recorded inside a CUDA graph. FlashInfer copies such tensors after the replay, when the graph may have
                 reused the memory of its intermediate results: trust weights and scales, not activations.
     source      the folder that it was read from; None for a call of this process
+    lost        why a call that is "completed" has no outputs although the function returned some: their file is missing
+                or damaged; "" otherwise
     """
 
     function: str
@@ -51,6 +53,7 @@ class Call:
     graph_capture: bool
     signature: str
     source: Path | None
+    lost: str = ""
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={_brief(value)}" for name, value in self.arguments.items() if name not in self.defaulted)
@@ -60,7 +63,7 @@ class Call:
         """Write FlashInfer's dump format into a new sub-folder of the session `folder`; returns the sub-folder.
 
         Defaulted arguments are left out, as in a dump. Where several outputs came nested, they are written as a flat tuple.
-        MxdebugError if the sub-folder exists, for a call that is "pending flush" (its tensors are lost), for a name that is
+        MxdebugError if the sub-folder exists, for a call whose tensors are lost ("pending flush", or `lost`), for a name that is
         no folder name, and for an unknown `tensor_format`. "safetensors" keeps strides in the metadata only, as FlashInfer does.
         """
         return write(self, Path(folder), tensor_format)

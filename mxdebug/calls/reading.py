@@ -13,14 +13,14 @@ Source: FlashInfer 0.7.4 `api_logging`. Dumps get copied, so folders are found w
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import MxdebugError
+from .. import files as strangers
+from ..errors import MxdebugError, brief
 from . import tensors as files
 from .call import COMPLETED, CRASHED, PENDING, Call, name_arguments
 from .values import ABSENT, rebuild
@@ -29,6 +29,7 @@ from .writing import DUMP_NAME, dump_name
 UNREADABLE = "unreadable"
 MISSING = "missing"
 _LISTED = 20
+_MOST_RECORDS, _MOST_LINES = 1 << 27, 1 << 16  # bytes and lines of a .jsonl file: one call takes two records of some 10 kB
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Recording:
         """The call with its tensors. MxdebugError if anything of it is missing, cut off or inconsistent."""
         if self.status == MISSING:
             raise MxdebugError(str(self.source), "the folder of a call that session.jsonl lists", "no such folder", self.problem)
+        if self.status == UNREADABLE and self.source.is_symlink():
+            raise _link(self.source)
         return _read_call(self.source)
 
 
@@ -89,7 +92,7 @@ def scan(path: Path | str) -> list[Recording]:
                                "tensors alone say nothing about the call: give the folder that the file lies in")
         if path.is_file():
             folder = path.parent
-            found = _session(folder, path) if path.name == "session.jsonl" else _call(folder)
+            found = _session(folder, listing=path) if path.name == "session.jsonl" else _call(folder)
         elif path.is_dir():
             found = _call(path) if _is_call(path) else _session(path)
         else:
@@ -107,10 +110,13 @@ def _is_call(folder: Path) -> bool:
 
 
 def _session(folder: Path, listing: Path | None = None, depth: int = 2) -> list[Recording]:
-    """The calls in the folders below; `depth` 2 also finds sessions side by side, one for each rank or run."""
+    """The calls in the folders below; `depth` 2 also finds sessions side by side, one for each rank or run. Links are not followed."""
     found: list[Recording] = []
     for child in sorted(folder.iterdir()):
-        if child.is_dir() and _is_call(child):
+        if child.is_symlink():
+            if child.is_dir():
+                found.append(_unreadable(child, _link(child), size=0))
+        elif child.is_dir() and _is_call(child):
             try:
                 found += _call(child)
             except MxdebugError as error:
@@ -119,6 +125,10 @@ def _session(folder: Path, listing: Path | None = None, depth: int = 2) -> list[
             found += _session(child, depth=depth - 1)
     # Matched by what identifies a call, not by folder name: a renamed folder is not missing.
     return found + (_missing(listing, {(r.timestamp, r.process, r.function, r.sequence) for r in found}) if listing else [])
+
+
+def _link(folder: Path) -> MxdebugError:
+    return MxdebugError(str(folder), "a folder", "a link", "a stranger could have made it, to any folder: give the folder that it leads to")
 
 
 def _missing(listing: Path, found: set[tuple[Any, ...]]) -> list[Recording]:
@@ -139,8 +149,8 @@ def _call(folder: Path) -> list[Recording]:
     """The recordings in one call's folder: itself, and the snapshots of its graph replays."""
     snapshots: list[Recording] = []
     flushes = folder / "graph_flushes"
-    for child in sorted(flushes.iterdir()) if flushes.is_dir() else []:
-        if child.is_dir() and _flush(child):
+    for child in sorted(flushes.iterdir()) if flushes.is_dir() and not flushes.is_symlink() else []:
+        if child.is_dir() and not child.is_symlink() and _flush(child):
             try:
                 snapshots.append(_header(child))
             except MxdebugError as error:
@@ -167,9 +177,9 @@ def _flush(folder: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _unreadable(folder: Path, error: MxdebugError) -> Recording:
+def _unreadable(folder: Path, error: MxdebugError, size: int | None = None) -> Recording:
     name = DUMP_NAME.fullmatch(folder.name) or DUMP_NAME.fullmatch(folder.parent.parent.name)
-    blank = Recording("", UNREADABLE, 0, "", 0, folder, _size(folder), flush=_flush(folder), problem=str(error))
+    blank = Recording("", UNREADABLE, 0, "", 0, folder, _size(folder) if size is None else size, flush=_flush(folder), problem=str(error))
     if name is None:
         return blank
     return replace(blank, function=name["function"], sequence=int(name["sequence"]), timestamp=name["timestamp"],
@@ -180,17 +190,18 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a .jsonl file that are whole JSON objects."""
-    records = []
-    for line in path.read_bytes().splitlines():
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a .jsonl file that are whole JSON objects, the last one first."""
+    data = strangers.read(path, path.parent, _MOST_RECORDS)
+    if (lines := data.count(b"\n")) > _MOST_LINES:
+        raise MxdebugError(str(path), f"at most {_MOST_LINES} records", f"{lines} lines", "not written by FlashInfer")
+    for line in reversed(data.split(b"\n")):
         try:
-            record = json.loads(line)
+            record = strangers.parse(line)
         except (ValueError, RecursionError):
             continue  # cut off by a crash
         if isinstance(record, dict):
-            records.append(record)
-    return records
+            yield record
 
 
 _REQUIRED: dict[str, type] = {
@@ -204,16 +215,13 @@ _STATUSES = ("inputs_saved", "completed", "graph_capture_pending_flush")
 def _metadata(folder: Path) -> dict[str, Any]:
     """The last complete record of a call, with all the keys that `_REQUIRED` names."""
     path = folder / "metadata.jsonl"
-    try:
-        records = _records(path)
-        empty = not path.stat().st_size
-    except OSError as error:
-        raise MxdebugError(str(path), "the call's metadata", "no such file" if isinstance(error, FileNotFoundError) else str(error),
-                           "not a FlashInfer dump, or the process ended before it was written") from error
-    if not records:
-        raise MxdebugError(str(path), "a JSON record a line", "an empty file" if empty else "no complete record",
+    if not path.exists():
+        raise MxdebugError(str(path), "the call's metadata", "no such file",
+                           "not a FlashInfer dump, or the process ended before it was written")
+    metadata = next(_records(path), None)
+    if metadata is None:
+        raise MxdebugError(str(path), "a JSON record a line", "no complete record" if path.stat().st_size else "an empty file",
                            "the dump was cut off while being written (process killed, disk full)")
-    metadata = records[-1]
     wrong = [key for key, kind in _REQUIRED.items() if not isinstance(metadata.get(key), kind)]
     for key in ("input_tensor_keys", "output_tensor_keys") if "tensor_info" not in wrong else ():
         names = metadata["tensor_info"].get(key)
@@ -223,7 +231,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
         raise MxdebugError(str(path), "FlashInfer's keys, each of its type", f"missing or of another type: {', '.join(wrong)}",
                            "another tool's file; or the folder was emptied while a CUDA graph still flushed into it")
     if metadata["execution_status"] not in _STATUSES:
-        raise MxdebugError(f"{path}, execution_status", " or ".join(_STATUSES), repr(metadata["execution_status"])[:100])
+        raise MxdebugError(f"{path}, execution_status", " or ".join(_STATUSES), brief(metadata["execution_status"]))
     return metadata
 
 
@@ -250,18 +258,22 @@ def _read_call(folder: Path) -> Call:
     m = _metadata(folder)
     status, info = _status(m, folder), m["tensor_info"]
     inputs = None if status == PENDING else _tensors(m, folder, "inputs", info["input_tensor_keys"])
-    outputs = _tensors(m, folder, "outputs", info["output_tensor_keys"]) if status == COMPLETED else {}
     where = str(folder / "metadata.jsonl")
-    if status == COMPLETED:  # raises for results that FlashInfer cut off or wrote as text: their tensors are lost
-        for key, entry in m["output_metadata"].items():
-            rebuild(entry, outputs, f"{where}, {key}")
+    outputs, lost = {}, ""
+    if status == COMPLETED:
+        try:
+            outputs = _tensors(m, folder, "outputs", info["output_tensor_keys"])
+            for key, entry in m["output_metadata"].items():  # raises for results that FlashInfer cut off or wrote as text
+                rebuild(entry, outputs, f"{where}, {key}")
+        except MxdebugError as error:  # what was passed can decide all the same
+            outputs, lost = {}, str(error)
     positional, keywords = _passed(m["input_metadata"], info["input_tensor_keys"], inputs, where)
     arguments, defaulted = name_arguments(positional, keywords, m["function_signature"])
     return Call(
         function=m["function_name"], module=m["module"], arguments={n: v for n, v in arguments.items() if v is not ABSENT},
         defaulted=defaulted, outputs=tuple(outputs.values()), status=status, versions={k: str(v) for k, v in m["versions"].items()},
         sequence=m["call_sequence"], timestamp=m["timestamp"], process=m["process_id"], graph_capture=m.get("graph_capture") is True,
-        signature=m["function_signature"], source=folder)
+        signature=m["function_signature"], source=folder, lost=lost)
 
 
 def _tensors(metadata: Mapping[str, Any], folder: Path, stem: str, keys: list[str]) -> dict[str, Any]:
@@ -282,21 +294,24 @@ def _passed(
     values = {key: rebuild(entry, tensors, f"{where}, {key}") for key, entry in entries.items()}
     nested = set(_nested_keys(list(entries.values())))
     values |= {key: ABSENT if tensors is None else tensors[key] for key in tensor_keys if key not in nested}
-    positional = {int(key[4:]): value for key, value in values.items() if re.fullmatch(r"arg_\d{1,6}", key)}
+    positional = {int(key[4:]): value for key, value in values.items() if re.fullmatch(r"arg_[0-9]{1,6}", key)}
     keywords = {key[6:]: value for key, value in values.items() if key.startswith("kwarg_") and len(key) > 6}
-    strange = [key for key in values if not (re.fullmatch(r"arg_\d{1,6}", key) or key.startswith("kwarg_"))]
+    strange = [key for key in values if not (re.fullmatch(r"arg_[0-9]{1,6}", key) or key.startswith("kwarg_"))]
     if strange or sorted(positional) != list(range(len(positional))):
         raise MxdebugError(where, "arguments arg_0, arg_1, ... and kwarg_<name>", ", ".join(values),
                            "not a FlashInfer dump, or keys are missing")
     return [positional[i] for i in range(len(positional))], keywords
 
 
-def _nested_keys(entry: Any) -> list[str]:
-    """The tensor keys that (already checked) entries name."""
-    if isinstance(entry, list):
-        return [key for item in entry for key in _nested_keys(item)]
-    if not isinstance(entry, dict):
-        return []
-    if entry.get("type") == "torch.Tensor":
-        return [entry["tensor_key"]] if isinstance(entry.get("tensor_key"), str) else []
-    return _nested_keys([entry.get("items"), entry.get("key"), entry.get("value")])
+def _nested_keys(entries: list[Any]) -> list[str]:
+    """The tensor keys that entries name: `rebuild` has been through them, so they are as deep as it allows."""
+    keys: list[str] = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            continue
+        if entry.get("type") == "torch.Tensor":
+            keys += [entry["tensor_key"]] if isinstance(entry.get("tensor_key"), str) else []
+        elif isinstance(items := entry.get("items"), list):
+            pairs = entry["type"] == "dict"
+            keys += _nested_keys([part for item in items for part in ((item["key"], item["value"]) if pairs else (item,))])
+    return keys

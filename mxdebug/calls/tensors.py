@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MxdebugError
+from .. import files
+from ..errors import MxdebugError, brief
+from . import pickled
 
 DTYPES: dict[str, torch.dtype] = {str(dtype): dtype for dtype in (
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64,
@@ -21,14 +23,15 @@ DTYPES: dict[str, torch.dtype] = {str(dtype): dtype for dtype in (
 
 SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors"}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_GIB = 2**30
+_GAPS = 2**28  # bytes between the elements of a file's tensors that are filled in; more is a slice of a buffer that did not come along
+_REPEATED = 2**26  # bytes by which the tensors of a file may be larger than it: engines pass expanded tensors, which repeat their elements
 
 
 def find(folder: Path, stem: str, tensor_format: str = "torch") -> Path | None:
     """The file `stem` (inputs, outputs) in a dump's folder, in the format that the metadata names or else in the other; None if
-    there is none."""
+    there is none. What stands in its place, such as a link, is not followed here."""
     suffixes = sorted(SUFFIXES.values(), key=lambda suffix: suffix != SUFFIXES.get(tensor_format))
-    return next((path for suffix in suffixes if (path := folder / f"{stem}{suffix}").is_file()), None)
+    return next((path for suffix in suffixes if (path := folder / f"{stem}{suffix}").exists()), None)
 
 
 def read(path: Path, keys: Sequence[str], details: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -36,21 +39,30 @@ def read(path: Path, keys: Sequence[str], details: Mapping[str, Any]) -> dict[st
 
     A .pt file is mapped into memory: pages are read when they are needed. A .safetensors file has contiguous copies only; they get their
     strides back, unless elements overlapped (an expanded tensor), which stay contiguous.
-    MxdebugError for a file that is cut off, holds anything but tensors, or holds others than the metadata lists.
+    MxdebugError for a file that is cut off, lies elsewhere (a link), holds anything but plain tensors, others than the metadata lists, or
+    tensors that repeat few elements so often that they would not fit into memory.
     """
+    files.check(path, path.parent)
     loaded = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pt(path)
+    room = path.stat().st_size + _REPEATED
+    if (size := sum(t.numel() * t.element_size() for t in loaded.values())) > room:
+        raise MxdebugError(str(path), f"tensors of at most {room} bytes, by the file's size", f"{size} bytes",
+                           "strides that repeat elements: a damaged or malicious file")
     if set(loaded) != set(keys):
         lost, extra = sorted(set(keys) - set(loaded)), sorted(map(str, set(loaded) - set(keys)))
         raise MxdebugError(str(path), f"the tensors that the metadata lists: {', '.join(keys)}",
                            "; ".join([f"no {key}" for key in lost] + [f"an unlisted {key}" for key in extra]), "a file of another call")
-    tensors = {}
+    tensors, gaps = {}, _GAPS
     for key in keys:
         tensor = loaded[key].detach()  # engines pass nn.Parameters
         shape, dtype, stride = _detail(path, key, details)
-        if list(tensor.shape) != shape or tensor.dtype != dtype or tensor.layout is not torch.strided or tensor.is_meta:
+        if list(tensor.shape) != shape or tensor.dtype != dtype:
             raise MxdebugError(f"{path}, {key}", f"{dtype} {shape}, as the metadata says", f"{tensor.dtype} {list(tensor.shape)}",
                                "the file and the metadata are of different calls")
-        tensors[key] = restride(tensor, stride) if path.suffix == ".safetensors" else tensor
+        if path.suffix == ".safetensors":
+            tensor = restride(tensor, stride, gaps)
+            gaps -= _gaps(tensor, tensor.stride())
+        tensors[key] = tensor
     return tensors
 
 
@@ -60,30 +72,31 @@ def _detail(path: Path, key: str, details: Mapping[str, Any]) -> tuple[list[int]
         raise MxdebugError(f"{path.parent / 'metadata.jsonl'}, tensor_details", f"shape, dtype and stride of {key}", "none",
                            "metadata of another tool")
     shape, stride, dtype = detail.get("shape"), detail.get("stride"), detail.get("dtype")
-    numbers = isinstance(shape, list) and isinstance(stride, list) and all(isinstance(n, int) for n in [*shape, *stride])
+    numbers = isinstance(shape, list) and isinstance(stride, list) and all(type(n) is int and abs(n) < 2**63 for n in [*shape, *stride])
     if not numbers or len(shape) != len(stride) or not isinstance(dtype, str) or dtype not in DTYPES:
-        raise MxdebugError(f"{path.parent / 'metadata.jsonl'}, tensor_details.{key}", "shape, dtype and stride", str(detail)[:200],
+        raise MxdebugError(f"{path.parent / 'metadata.jsonl'}, tensor_details.{key}", "shape, dtype and stride", brief(detail, 200),
                            "not written by FlashInfer, or a dtype that this torch does not have")
     return shape, DTYPES[dtype], stride
 
 
 def _read_pt(path: Path) -> dict[str, Tensor]:
     try:
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except pickle.UnpicklingError:
-            raise
-        except Exception:  # no mmap on this file system, or torch's older format
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if any(word in str(error) for word in ("GLOBAL", "reduce", "Can only create", "Can only build")):
-            raise MxdebugError(str(path), "plain tensors only", _first_line(error),
-                               "not a FlashInfer dump: holds code, or objects that only code can rebuild; none of it was run") from error
-        raise _cut_off(path, error) from error
-    except Exception as error:  # torch raises RuntimeError, EOFError, KeyError, OSError and more
+        pickled.check(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except MxdebugError:
+        raise
+    except Exception as error:  # torch raises RuntimeError, EOFError, KeyError, OSError and more; zipfile and pickletools others
+        refused = isinstance(error, pickle.UnpicklingError) and any(word in str(error) for word in ("GLOBAL", "reduce", "Can only"))
+        if refused:
+            raise MxdebugError(str(path), "plain tensors only", _first_line(error), pickled.CODE) from error
         raise _cut_off(path, error) from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) and isinstance(t, Tensor) for key, t in loaded.items()):
         raise MxdebugError(str(path), "a dict of tensors", type(loaded).__name__, "not a FlashInfer dump")
+    for key, t in loaded.items():
+        plain = type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided and t.device.type == "cpu"
+        if not plain or t.is_neg() or t.is_conj():
+            raise MxdebugError(f"{path}, {key}", "a plain tensor", f"{type(t).__name__}, {t.layout}, {t.device.type}",
+                               "not a FlashInfer dump")
     return loaded
 
 
@@ -127,25 +140,29 @@ def snapshot_tensor(tensor: Tensor) -> Tensor:
     return copy if copy.stride() == tensor.stride() else restride(copy, tensor.stride())
 
 
-def restride(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+def restride(tensor: Tensor, stride: Sequence[int], gaps: int = _GAPS) -> Tensor:
     """The same values at other strides, gaps filled with zeros; contiguous where such strides make elements overlap.
 
-    Contiguous, too, where the gaps would take a GiB or more: then it was one slice of a buffer that did not come along.
+    Contiguous, too, where the gaps would take more than `gaps` bytes: then it was one slice of a buffer that did not come along.
     """
     if tensor.numel() == 0 or list(tensor.stride()) == list(stride):
         return tensor
-    extent = _extent(tensor.shape, stride)
-    if _may_overlap(tensor.shape, stride) or (extent - tensor.numel()) * tensor.element_size() >= _GIB:
+    if _may_overlap(tensor.shape, stride) or _gaps(tensor, stride) > gaps:
         return tensor.contiguous()
     # As integers: copies of the narrow floats are not implemented everywhere.
     bits = _BITS.get(tensor.element_size(), tensor.dtype)
-    result = torch.zeros(extent, dtype=bits).as_strided(tensor.shape, stride)
+    result = torch.zeros(_extent(tensor.shape, stride), dtype=bits).as_strided(tensor.shape, stride)
     return result.copy_(tensor.view(bits)).view(tensor.dtype)
 
 
 def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     """How many elements of storage a tensor spans."""
     return sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1 if all(shape) else 0
+
+
+def _gaps(tensor: Tensor, stride: Sequence[int]) -> int:
+    """Bytes between its elements at these strides."""
+    return (_extent(tensor.shape, stride) - tensor.numel()) * tensor.element_size()
 
 
 def _may_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:

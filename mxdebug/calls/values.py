@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MxdebugError
+from ..errors import MxdebugError, brief
 from .tensors import DTYPES, snapshot_tensor
 
 
@@ -109,7 +109,7 @@ def rebuild(entry: Any, tensors: Mapping[str, Tensor] | None, where: str, depth:
         return entry
     kind = entry.get("type") if isinstance(entry, dict) else None
     if not isinstance(kind, str) or depth > _DEPTH:
-        raise MxdebugError(where, "a value with its type", str(entry)[:100], "not a FlashInfer dump")
+        raise MxdebugError(where, "a value with its type", brief(entry), "not a FlashInfer dump")
     if entry.get("truncated", False) is not False:
         raise MxdebugError(where, "the whole value", f"a {kind} that FlashInfer truncated", "nested too deep to be written")
     if kind == "torch.Tensor":
@@ -117,12 +117,12 @@ def rebuild(entry: Any, tensors: Mapping[str, Tensor] | None, where: str, depth:
     if kind == "torch.dtype":
         name = entry.get("value")
         if not isinstance(name, str) or name not in DTYPES:
-            raise MxdebugError(where, "a dtype that torch has", repr(name)[:100])
+            raise MxdebugError(where, "a dtype that torch has", brief(name))
         return DTYPES[name]
     if kind == "enum":
         name = entry.get("name")
         if not isinstance(name, str) or "." not in name:
-            raise MxdebugError(where, "an enum member as Class.member", repr(name)[:100])
+            raise MxdebugError(where, "an enum member as Class.member", brief(name))
         return EnumMember(name.split(".", 1)[1], name.split(".", 1)[0], entry.get("value"))
     if "items" in entry:
         return _container(entry, kind, tensors, where, depth)
@@ -130,7 +130,7 @@ def rebuild(entry: Any, tensors: Mapping[str, Tensor] | None, where: str, depth:
         return _container_from_text(entry["value"], kind, where)
     if isinstance(entry.get("repr"), str):
         return Opaque(kind, entry["repr"])
-    raise MxdebugError(where, "a value with its type", str(entry)[:100],
+    raise MxdebugError(where, "a value with its type", brief(entry),
                        "not a FlashInfer dump, or one of a version that mxdebug does not know")
 
 
@@ -139,7 +139,7 @@ def _tensor(entry: dict[str, Any], tensors: Mapping[str, Tensor] | None, where: 
     if tensors is None:
         return ABSENT
     if not isinstance(key, str) or key not in tensors:
-        raise MxdebugError(where, f"a tensor in the dump's file, key {key!r}", "none",
+        raise MxdebugError(where, f"a tensor in the dump's file, key {brief(key)}", "none",
                            "the file is of another call, or FlashInfer did not write it")
     return tensors[key]
 
@@ -148,10 +148,10 @@ def _container(entry: dict[str, Any], kind: str, tensors: Mapping[str, Tensor] |
     items = entry["items"]
     if not isinstance(items, list) or len(items) != entry.get("length"):
         got = f"{len(items)} items" if isinstance(items, list) else "none"
-        raise MxdebugError(where, f"a {kind} of {str(entry.get('length'))[:20]} items", got, "the metadata was edited or cut")
+        raise MxdebugError(where, f"a {kind} of {brief(entry.get('length'), 20)} items", got, "the metadata was edited or cut")
     if kind == "dict":
         if not all(isinstance(item, dict) and {"key", "value"} <= item.keys() for item in items):
-            raise MxdebugError(where, "a key and a value for each item", str(items)[:100], "not a FlashInfer dump")
+            raise MxdebugError(where, "a key and a value for each item", brief(items), "not a FlashInfer dump")
         items = [part for item in items for part in (item["key"], item["value"])]
     values = [rebuild(item, tensors, f"{where}[{i}]", depth + 1) for i, item in enumerate(items)]
     if any(value is ABSENT for value in values):

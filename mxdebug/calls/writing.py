@@ -35,6 +35,8 @@ def write(call: Call, session: Path, tensor_format: str) -> Path:
         raise MxdebugError("tensor_format", " or ".join(files.SUFFIXES), repr(tensor_format))
     if call.status not in ("completed", "crashed"):
         raise MxdebugError("call", "one whose tensors are known", f"status {call.status!r}", "FlashInfer never wrote its tensors")
+    if call.lost:
+        raise MxdebugError("call", "one whose tensors are known", "lost outputs", call.lost)
     name = dump_name(call.timestamp, call.process, call.function, call.sequence)
     if not DUMP_NAME.fullmatch(name):
         raise MxdebugError("call", "timestamp, process, function and sequence that make FlashInfer's folder name", repr(name))

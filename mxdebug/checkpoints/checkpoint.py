@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
+from ..files import read_json
 from ..layouts.rows import GATE_UP, INTERLEAVED, RowOrder
 from ..reference import MoELayer
 from .kinds import COMPRESSED_TENSORS_NVFP4, GPT_OSS, LEAVES, MODELOPT_NVFP4
 from .linears import (JOINED, CheckpointLinear, Modules, check_kind, find_linears, find_modules, joined_names, read_linear, refuse_converted,
                       shape_of)
 from .names import LayerNames, find_layers
-from .settings import HF_QUANT_CONFIG, Config, Quantisation, read_activation, stated_experts, stated_quantisation
-from .store import Reader, Store, open_store, read_json
+from .settings import HF_QUANT_CONFIG, Config, Quantisation, Routing, read_activation, read_routing, stated_experts, stated_quantisation
+from .store import Reader, Store, open_store
 from .weights import Weight, fused_experts, read_fused, read_single, single_experts
 
 
@@ -38,6 +39,7 @@ class CheckpointLayer:
                 a pattern, such as "model.layers.0.mlp.experts.*.{w1,w3}.weight_packed". Operands that are absent have no entry.
     provenance  where activation, alpha, beta and limit came from, e.g. "config.json swiglu_limit"
     stated      those of alpha, beta, limit that config.json states itself
+    routing     what config.json says of the router weights
     """
 
     index: int
@@ -47,6 +49,7 @@ class CheckpointLayer:
     names: Mapping[str, str]
     provenance: Mapping[str, str]
     stated: frozenset[str]
+    routing: Routing = Routing()
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class Checkpoint:
                          gate_bias=gate and gate.bias, up_bias=up.bias, down_bias=down.bias,
                          w13_input_scale=_larger(gate and gate.input_scale, up.input_scale), w2_input_scale=down.input_scale)
         return CheckpointLayer(names.index, names.kind, layer, INTERLEAVED if names.kind == GPT_OSS else GATE_UP,
-                               _operands(names), settings.provenance, settings.stated)
+                               _operands(names), settings.provenance, settings.stated, read_routing(self._settings))
 
     def _index(self, index: int | None) -> int:
         if not self.layers:
@@ -175,7 +178,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     refuse_converted(modules, store, path)  # first: a state dict that somebody saved has no config.json
     folder = path if path.is_dir() else path.parent
     beside = folder / HF_QUANT_CONFIG
-    config = Config(folder / "config.json", read_json(folder / "config.json"), read_json(beside) if beside.exists() else None)
+    config = Config(folder / "config.json", read_json(folder / "config.json", folder), read_json(beside, folder) if beside.exists() else None)
     stated = stated_quantisation(config)
     linears = find_linears(modules, stated.kind)
     if stated.refusal is not None and not linears:

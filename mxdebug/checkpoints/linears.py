@@ -31,6 +31,7 @@ _MARK = "mxdebug_converted"  # in state dicts of the modules that mxdebug itself
 _NOT_CONVERTED = {"weight_packed", "weight_scale_2"}
 _UNCONVERTED = (*_NOT_CONVERTED, "_proj_blocks")  # the same of experts, whatever their kind
 _BLOCKS = (16, 32)
+_MOST_COMPARED = 4000  # names that a mistyped one is compared with, at 50 us each
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def find_modules(names: Iterable[str]) -> dict[str, dict[str, str]]:
 def find_linears(modules: Modules, kind: str) -> tuple[str, ...]:
     """Modules with NVFP4 weights, by names alone, in natural order. What is listed can still be damaged, which `read_linear` says."""
     found = [module for module, leaves in modules.items() if _SIGNS.get(kind, set()) & leaves.keys()]
-    return tuple(sorted(found, key=lambda module: [(not part.isdigit(), int(part) if part.isdigit() else 0, part)
+    # Digits by their number, then as text: that is their order as numbers, of any length, and int() takes neither all digits nor all lengths.
+    return tuple(sorted(found, key=lambda module: [(not part.isdecimal(), len(part) if part.isdecimal() else 0, part)
                                                    for part in re.split(r"(\d+)", module)]))
 
 
@@ -206,7 +208,7 @@ def _parts(name: str, modules: Modules, kind: str) -> tuple[str, ...]:
             missing = next(part for part in parts if part not in modules)
             raise MxdebugError(f"parts of {name}", ", ".join(parts), f"no {missing} next to {some[0]}", "an incomplete download or export")
     known = find_linears(modules, kind)
-    near = difflib.get_close_matches(str(name), [*known, *joined_names(known)], n=3)
+    near = difflib.get_close_matches(str(name), [*joined_names(known), *known][:_MOST_COMPARED], n=3)
     such = f", such as {', '.join(near or known[:3])}" if known else ""
     raise MxdebugError("name of a linear layer", f"one of {len(known)} modules{such}", repr(name),
                        "a name of another model, or of a module that holds layers" if known else "a file whose linear layers are not NVFP4")

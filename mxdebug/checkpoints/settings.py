@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MxdebugError
+from ..errors import MxdebugError, brief
 from ..formats import MXFP4, NVFP4, BlockFormat
 from ..recipes.swiglu import GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT, PARAMETERS
 from ..reference import Activation
@@ -49,7 +49,7 @@ class Config:
                 raise MxdebugError(f"{where} of {self.path.parent}", " or ".join(t.__name__ for t in types), _typed(value))
         if len(found) == 2 and found[0][0] != found[1][0]:
             raise MxdebugError(f"{key} of {self.path}", "one value",
-                               f"{_short(found[0][0])} at the top, {_short(found[1][0])} in text_config",
+                               f"{brief(found[0][0])} at the top, {brief(found[1][0])} in text_config",
                                "a config edited in one place only; engines differ in which they read")
         return found[0] if found else None
 
@@ -146,7 +146,7 @@ def _kind(quantisation: Mapping[str, Any], operand: str, nvfp4: BlockFormat) -> 
         return _modelopt(quantisation, operand, nvfp4)
     kinds = {"mxfp4-pack-quantized": (COMPRESSED_TENSORS, MXFP4), "nvfp4-pack-quantized": (COMPRESSED_TENSORS_NVFP4, nvfp4)}
     if method != "compressed-tensors" or not isinstance(fmt, str) or fmt not in kinds:
-        raise MxdebugError(operand, SUPPORTED, f"quant_method {_short(method)}, format {_short(fmt)}", "a format not read yet")
+        raise MxdebugError(operand, SUPPORTED, f"quant_method {brief(method)}, format {brief(fmt)}", "a format not read yet")
     kind, block_format = kinds[fmt]
     _check_groups(quantisation.get("config_groups"), block_format, operand)
     return kind
@@ -160,9 +160,9 @@ def _modelopt(quantisation: Mapping[str, Any], operand: str, nvfp4: BlockFormat)
     algo, size = inner.get("quant_algo"), inner.get("group_size")
     if not isinstance(algo, str) or algo.upper() not in ("NVFP4", W4A16):
         reason = "one format a layer, which is not read yet" if algo == "MIXED_PRECISION" else "a format not read yet"
-        raise MxdebugError(operand, SUPPORTED, f"ModelOpt's quant_algo {_short(algo)}", reason)
+        raise MxdebugError(operand, SUPPORTED, f"ModelOpt's quant_algo {brief(algo)}", reason)
     if size not in (None, nvfp4.block):
-        raise MxdebugError(f"group_size of {operand}", f"{nvfp4.block}, which is NVFP4's", _short(size), "another format under this name")
+        raise MxdebugError(f"group_size of {operand}", f"{nvfp4.block}, which is NVFP4's", brief(size), "another format under this name")
     _check_groups(inner.get("config_groups"), nvfp4, operand)
     return MODELOPT_NVFP4
 
@@ -173,10 +173,10 @@ def _check_groups(groups: Any, fmt: BlockFormat, operand: str) -> None:
     for name, group in (groups.items() if isinstance(groups, dict) else [("config_groups", groups)] if groups is not None else []):
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
-            raise MxdebugError(f"config_groups of {operand}", "objects with weights", f"{name}: {_short(group)}")
+            raise MxdebugError(f"config_groups of {operand}", "objects with weights", f"{name}: {brief(group)}")
         for key, want in (("num_bits", fmt.element.bits), ("group_size", fmt.block), ("type", "float")):
             if weights.get(key) not in (None, want):
-                raise MxdebugError(f"{name} of {operand}", f"{key} {want!r}, which is {fmt.name}'s", _short(weights[key]),
+                raise MxdebugError(f"{name} of {operand}", f"{key} {want!r}, which is {fmt.name}'s", brief(weights[key]),
                                    f"another format under this name; {other}")
 
 
@@ -186,6 +186,29 @@ def stated_experts(config: Config) -> tuple[int, str] | None:
         if (found := config.get(key, int)) is not None:
             return found
     return None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What config.json says of the router weights.
+
+    renormalised  whether a token's weights are divided by their sum; None: not stated
+    factor        what they are multiplied with afterwards (DeepSeek's routed_scaling_factor), in the router or behind the experts; None: nothing
+    where         the keys that say so
+    """
+
+    renormalised: bool | None = None
+    factor: float | None = None
+    where: str = NOT_STATED
+
+
+def read_routing(config: Config) -> Routing:
+    """norm_topk_prob and routed_scaling_factor. model_type gpt_oss: softmax over the chosen experts, so always renormalised (transformers, vLLM)."""
+    stated, factor = config.get("norm_topk_prob", bool), _number(config, "routed_scaling_factor")
+    where = ", ".join(found[1] for found in (stated, factor) if found is not None)
+    if stated is None and config.model_type == "gpt_oss":
+        return Routing(True, factor and factor[0], "model_type gpt_oss")
+    return Routing(None if stated is None else stated[0], factor and factor[0], where or NOT_STATED)
 
 
 @dataclass(frozen=True)
@@ -207,7 +230,7 @@ def read_activation(config: Config, kind: str, experts: int) -> Stated:
     parameters = {p: _number(config, f"swiglu_{p}") for p in PARAMETERS}
     for p in PARAMETERS:
         if (per_layer := config.get(f"swiglu_{p}s", object)) is not None:
-            raise MxdebugError(f"{per_layer[1]} of {config.path.parent}", f"swiglu_{p}, one number", _short(per_layer[0]),
+            raise MxdebugError(f"{per_layer[1]} of {config.path.parent}", f"swiglu_{p}, one number", brief(per_layer[0]),
                                "a model with one value a layer, which is not read yet")
     stated = frozenset(p for p, found in parameters.items() if found)
     where = {p: found[1] if found else NOT_STATED for p, found in parameters.items()}
@@ -263,20 +286,11 @@ def _number(config: Config, key: str) -> tuple[float, str] | None:
     except OverflowError:
         number = math.inf
     if not math.isfinite(torch.tensor(number, dtype=torch.float32).item()):  # kernels take float32
-        raise MxdebugError(operand, "a finite float32", _short(value))
+        raise MxdebugError(operand, "a finite float32", brief(value))
     if key == "swiglu_limit" and number <= 0:
         raise MxdebugError(operand, "above 0", str(number), "meant as 'no limit': some engines read 0 so, others clamp to 0")
     return number, where
 
 
-def _short(value: Any) -> str:
-    """repr, cut: a config.json can hold anything, at any length."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # more digits, or more levels, than Python prints
-        text = "..."
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _typed(value: Any) -> str:
-    return f"{type(value).__name__} {_short(value)}"
+    return f"{type(value).__name__} {brief(value)}"

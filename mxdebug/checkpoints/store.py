@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,34 +10,22 @@ from types import EllipsisType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
-from ..errors import MxdebugError
+from ..errors import MxdebugError, brief
+from ..files import open_safetensors, read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises MxdebugError where there is no file, no JSON, or no object at the top."""
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise MxdebugError(str(path), "a readable JSON file", f"{type(error).__name__} ({error.strerror})",
-                           "not downloaded, or weights copied without it") from error
-    except (ValueError, RecursionError) as error:  # bad UTF-8 and bad JSON are both ValueError
-        raise MxdebugError(str(path), "JSON", f"something else ({error})", "an interrupted download, or a Git LFS pointer") from error
-    if not isinstance(data, dict):
-        raise MxdebugError(str(path), "a JSON object", type(data).__name__, "another file under this name")
-    return data
-
-
 @dataclass(frozen=True)
 class Store:
-    """The tensors of a checkpoint. `files` maps each name to its file; `listed_in` is the index that says so, if there is one."""
+    """The tensors of a checkpoint. `files` maps each name to its file in `folder`; `listed_in` is the index that says so, if any."""
 
     files: Mapping[str, Path]
+    folder: Path
     listed_in: Path | None = None
 
     @contextmanager
@@ -58,7 +45,7 @@ class Reader:
     def _slice(self, name: str) -> Any:
         path = self._store.files[name]
         if path not in self._handles:
-            self._handles[path] = self._stack.enter_context(_open(path, self._store.listed_in))
+            self._handles[path] = self._stack.enter_context(_open(path, self._store.listed_in, self._store.folder))
         try:
             return self._handles[path].get_slice(name)
         except SafetensorError as error:
@@ -78,10 +65,11 @@ class Reader:
         """
         try:
             t = self._slice(name)[part]
-        except (SafetensorError, RuntimeError, OSError) as error:
-            raise MxdebugError(f"tensor {name}", "readable data", str(error), "a damaged file") from error
-        t = t.view(torch.uint8) if t.dtype in (torch.float8_e8m0fnu, torch.float8_e4m3fn) else t
-        return t.clone() if rows is None else t[:, rows]
+            t = t.view(torch.uint8) if t.dtype in (torch.float8_e8m0fnu, torch.float8_e4m3fn) else t
+            return t.clone() if rows is None else t[:, rows]
+        except (SafetensorError, RuntimeError, OSError, MemoryError) as error:
+            raise MxdebugError(f"tensor {name}", "readable data", str(error),
+                               "a damaged file, or one that is larger than this machine's memory") from error
 
 
 def open_store(path: Path) -> Store:
@@ -95,7 +83,7 @@ def open_store(path: Path) -> Store:
         if path.suffix != ".safetensors":
             raise MxdebugError(str(path), "a folder or a .safetensors file", f"a file {path.suffix or 'without suffix'}",
                                "only safetensors is read: other formats can run code or hide the dtype")
-        return _from_files([path])
+        return _from_files([path], path.resolve().parent)  # the one file that was asked for may be a link
     if not path.is_dir():
         raise MxdebugError(str(path), "a folder with config.json and safetensors, or a .safetensors file", "no such path",
                            "a model name instead of a local path, or a typo")
@@ -108,42 +96,37 @@ def open_store(path: Path) -> Store:
     files = [path / SINGLE] if (path / SINGLE).exists() else sorted(path.glob("*.safetensors"))
     if not files:
         raise MxdebugError(str(path), f"{INDEX}, {SINGLE} or other *.safetensors", "none of them", "weights not downloaded")
-    return _from_files(files)
+    return _from_files(files, path)
 
 
-def _from_files(files: list[Path]) -> Store:
+def _from_files(files: list[Path], folder: Path) -> Store:
     found: dict[str, Path] = {}
     for path in files:
-        with _open(path, None) as handle:
+        with _open(path, None, folder) as handle:
             for name in handle.keys():
                 if name in found:
                     raise MxdebugError(f"tensor {name}", "in one file", f"in {found[name].name} and {path.name}",
                                        "two sets of weights in one folder")
                 found[name] = path
-    return Store(found)
+    return Store(found, folder)
 
 
 def _from_index(index: Path) -> Store:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, index.parent).get("weight_map")
     if not isinstance(weight_map, dict):
         raise MxdebugError(f"weight_map of {index}", "an object: tensor name to file name", type(weight_map).__name__, "a damaged index")
     for name, file in weight_map.items():
         if not isinstance(file, str) or not file.endswith(".safetensors") or "/" in file or "\\" in file or "\0" in file:
             # A checkpoint comes from strangers: it must not choose which files of this machine are opened.
-            raise MxdebugError(f"file of tensor {name} in {index}", "the name of a .safetensors file in the same folder", repr(file),
+            raise MxdebugError(f"file of tensor {name} in {index}", "the name of a .safetensors file in the same folder", brief(file),
                                "an index of another folder, or a malicious one")
-    return Store({name: index.parent / file for name, file in weight_map.items()}, index)
+    return Store({name: index.parent / file for name, file in weight_map.items()}, index.parent, index)
 
 
 @contextmanager
-def _open(path: Path, listed_in: Path | None) -> Iterator[Any]:
-    if not path.is_file():
+def _open(path: Path, listed_in: Path | None, folder: Path) -> Iterator[Any]:
+    if not path.exists():
         raise MxdebugError(str(path), f"a file, since {listed_in.name} lists it" if listed_in else "a file", "no file",
                            "a shard that was not downloaded")
-    try:
-        handle = safe_open(str(path), framework="pt")
-    except (SafetensorError, OSError, ValueError) as error:
-        raise MxdebugError(str(path), "a whole safetensors file", str(error),
-                           "an interrupted download, or a Git LFS pointer in its place") from error
-    with handle:
+    with open_safetensors(path, folder, "an interrupted download, or a Git LFS pointer in its place") as handle:
         yield handle

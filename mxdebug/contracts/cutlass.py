@@ -16,7 +16,7 @@ from ..layouts import LINEAR, SWIZZLE_128x4, UP_GATE, Layout
 from ..reference import Activation, Parallel
 from .contract import Contract
 from .moe import Made
-from .operand import Arguments, Operand
+from .operand import Arguments, Operand, number
 
 FUNCTION = "cutlass_fused_moe"
 FLAGS = {"use_w4_group_scaling": False, "use_mxfp8_act_scaling": False, "use_deepseek_fp8_block_scale": False,
@@ -67,7 +67,7 @@ def x_scale(layout: Layout, shape: str, codec: Any) -> Operand:
 
 def position(c: Contract, arguments: Arguments) -> Parallel:
     """tp_size, tp_rank, ep_size, ep_rank are arguments."""
-    return Parallel(*(int(arguments.get(k, d)) for k, d in (("tp_size", 1), ("tp_rank", 0), ("ep_size", 1), ("ep_rank", 0))))
+    return Parallel(*(number(arguments, k, d) for k, d in (("tp_size", 1), ("tp_rank", 0), ("ep_size", 1), ("ep_rank", 0))))
 
 
 def fixed(made: Made) -> dict[str, Any]:

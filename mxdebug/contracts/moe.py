@@ -14,7 +14,7 @@ from ..formats import BlockTensor
 from ..layouts import LINEAR, Layout
 from ..reference import Activation, MoELayer, Parallel
 from .activation import read_activation
-from .operand import Arguments, Operand, shown
+from .operand import Arguments, Operand, number, shown
 from .seen import Seen
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def position_by_offset(arguments: Arguments, count: str, optional: bool = False)
 
     optional: the kernel takes all experts where the count is not passed.
     """
-    total, offset = int(arguments.get("num_experts") or 0), int(arguments.get("local_expert_offset") or 0)
-    here = int(arguments.get(count) or (total if optional else 0))
+    total, offset = number(arguments, "num_experts", 0), number(arguments, "local_expert_offset", 0)
+    here = number(arguments, count, 0) or (total if optional else 0)
     if here < 1 or total % here or offset % here or offset >= total:
         raise MxdebugError(f"experts of this rank (local_expert_offset, {count}, num_experts)", "equal shares of all experts",
                            f"{offset}, {here}, {total}", "an offset or a count of another rank")

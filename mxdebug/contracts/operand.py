@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MxdebugError
+from ..errors import MxdebugError, brief
 from ..formats import ScaleCodec
 from ..layouts import Layout, RowOrder, RowShuffle
 
@@ -95,6 +95,16 @@ class Operand:
         """What is wrong with the strides of the kernel's tensor, or None: kernels get a pointer and assume the strides."""
         bare = t.permute(5, 2, 4, 0, 1, 3) if self.view == MMA and t.dim() == 6 else t
         return None if bare.is_contiguous() else f"shape {list(t.shape)} with strides {list(t.stride())}"
+
+
+def number(arguments: Arguments, name: str, default: int) -> int:
+    """An argument that is a whole number; the default where it was not passed, or is None. MxdebugError for anything else: a dump can say anything."""
+    value = arguments.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise MxdebugError(name, "a whole number", brief(value), "not a call of this function, or a damaged dump")
+    return value
 
 
 def shown(value: object) -> str:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..errors import printable
 from ..faults import Fault
 from ..metrics import Comparison
 
@@ -142,4 +143,4 @@ def render(d: Diagnosis, width: int = 110) -> str:
         put("checked", text)
     for text in d.open:
         put("open", text)
-    return "\n".join(lines)
+    return printable("\n".join(lines))

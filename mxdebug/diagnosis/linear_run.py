@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from ..contracts import LINEAR_CONTRACTS, LinearContract
 from ..contracts.operand import MMA
 from ..errors import MxdebugError
 from ..faults import LinearRun
+from ..files import open_safetensors
 from ..layouts.catalogue import cutedsl_sm100_view
 from ..recipes.w4a16.converted import MARK
 
@@ -132,11 +133,11 @@ def load_run(file: str | os.PathLike[str]) -> tuple[LinearRun, LinearContract]:
     try:
         if path.stat().st_size > _MOST:
             raise MxdebugError(str(path), f"a file of at most {_MOST} bytes: one layer, a few tokens", f"{path.stat().st_size} bytes")
-        with safe_open(str(path), "pt") as f:
+        with open_safetensors(path, path.resolve().parent, "damaged, or not a file that mxdebug.save_run wrote") as f:
             metadata, found = f.metadata() or {}, {name: f.get_tensor(name) for name in f.keys()}
-    except (SafetensorError, OSError, ValueError) as error:
-        if isinstance(error, MxdebugError):
-            raise
+    except MxdebugError:
+        raise
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise MxdebugError(str(path), "a .safetensors file that mxdebug.save_run wrote", str(error), "another or a damaged file") from error
     needed = {*_NAMES.values(), "x"}
     if metadata.get("mxdebug") != "linear run 1" or not needed <= found.keys():
