@@ -1,0 +1,69 @@
+"""Are the bytes of block scales numbers that a quantiser makes?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..catalogue import RULES
+from ..codes import CODE, NAN, NEGATIVE, SATURATED
+from ..finding import Finding, make, shown
+from ..scene import Group, Scene, share
+
+_CAST = np.isin(CODE, [0, *(1 << n for n in range(8))])  # uint8 of 2^(c-127): 0 below 1, then powers of two
+_MOST_SATURATED = 0.05
+"""With weight_scale_2 = amax / 2688 a scale is 448 where a block's amax is above 27/28 of the tensor's (432 rounds up): hardly ever."""
+_FEW = 256
+"""Block scales from which on equal ones are no accident."""
+
+
+def check(scene: Scene) -> Iterator[Finding]:
+    """NaN, negative, saturated, cast by value, all the same."""
+    for group in scene.groups:
+        e4m3 = group.kind.e4m3
+        nan, negative = group.hits(NAN[e4m3]), group.hits(NEGATIVE[e4m3])
+        if nan.any():
+            yield of(
+                group,
+                "scale-nan",
+                nan,
+                f"{nan.sum():,} of {group.blocks:,} block scales are NaN (byte {'0x7F or 0xFF' if e4m3 else '0xFF'})",
+            )
+        if negative.any():
+            yield of(group, "scale-negative", negative, f"{negative.sum():,} of {group.blocks:,} block scales are negative")
+        totals = group.scales.sum(1, dtype=np.int64)
+        if not e4m3:
+            cast = (group.hits(_CAST) == totals) & (totals > 0) & (group.scales[:, 128] < totals)
+            if cast.any():
+                yield of(group, "scale-cast", cast, f"{cast.sum():,} weights have no bytes but 0 and powers of two")
+        saturated = group.hits(SATURATED[e4m3])
+        if e4m3 and (many := saturated > _MOST_SATURATED * totals).any():
+            worst = int((saturated / np.maximum(totals, 1)).argmax())
+            yield of(
+                group,
+                "scale-saturated",
+                many,
+                f"up to {share(int(saturated[worst]), int(totals[worst]))} of a weight's block scales are 448",
+            )
+        constant = (group.scales.max(1) == totals) & (totals >= _FEW)
+        if constant.any():
+            yield of(
+                group,
+                "scale-constant",
+                constant,
+                f"{constant.sum():,} weights have one value for all their block scales, such as byte "
+                f"0x{int(group.scales[int(constant.argmax())].argmax()):02X}",
+            )
+
+
+def of(group: Group, rule: str, which: np.ndarray, text: str) -> Finding:
+    """A finding about those units of a group that are not zero in `which` [n]."""
+    units = [group.units[i] for i in np.flatnonzero(which)]
+    return make(
+        RULES[rule],
+        f"{shown(group.label)}: {text}",
+        (w.module for w, _ in units),
+        len({w.module for w, _ in group.units}),
+        (e for _, e in units),
+    )
