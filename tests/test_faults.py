@@ -19,8 +19,8 @@ from torch import Tensor
 
 from mxdebug.diagnosis import CONSISTENT, PROVED, Diagnosis, diagnose
 from mxdebug.errors import MxdebugError
-from mxdebug.faults import (CALL_FAULTS, CHECKPOINT_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, OUTPUT_FAULTS, PARAMETER_FAULTS,
-                            SCALAR_FAULTS, SCALARS, X_FAULTS,
+from mxdebug.faults import (CALL_FAULTS, CHECKPOINT_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, OUTPUT_FAULTS, PARAMETER_FAULTS, RANK_FAULTS, ROUTING_FAULTS,
+                            SCALAR_FAULTS, SCALARS, TWO_CALLS_FAULTS, X_FAULTS,
                             Fault, KernelChange, Situation, fault)
 from mxdebug.metrics import compare
 from mxdebug.faults.linear_records import NEW_FAULTS
@@ -35,9 +35,9 @@ BRIEF = ("minimax", "gptoss-192-tp1")  # all together
 
 
 def test_catalogue() -> None:
-    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *X_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS,
-                                              *KERNEL_FAULTS, *NEW_FAULTS)]
-    groups = (OPERAND_FAULTS, SCALAR_FAULTS, CHECKPOINT_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, X_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS, NEW_FAULTS)
+    assert list(FAULTS) == [f.id for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *RANK_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *ROUTING_FAULTS, *X_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS,
+                                              *KERNEL_FAULTS, *TWO_CALLS_FAULTS, *NEW_FAULTS)]
+    groups = (OPERAND_FAULTS, SCALAR_FAULTS, CHECKPOINT_FAULTS, RANK_FAULTS, PARAMETER_FAULTS, CALL_FAULTS, ROUTING_FAULTS, X_FAULTS, INPUT_FAULTS, OUTPUT_FAULTS, KERNEL_FAULTS, TWO_CALLS_FAULTS, NEW_FAULTS)
     assert len(FAULTS) == sum(map(len, groups))  # no id twice
     assert len({f.title for f in FAULTS.values()}) == len(FAULTS)
     assert fault("scales-128x4") is FAULTS["scales-128x4"]
@@ -49,7 +49,7 @@ def test_catalogue() -> None:
 def test_record_is_complete(id: str) -> None:
     f = FAULTS[id]
     assert f.title and f.gives_away and f.needs and f.fix and f.strikes
-    assert set(f.strikes) <= set(OPERANDS) or set(f.strikes) <= set(SCALARS) or f.strikes in (("call",), ("kernel",), ("linear",))
+    assert set(f.strikes) <= set(OPERANDS) or set(f.strikes) <= set(SCALARS) or f.strikes in (("call",), ("kernel",), ("calls",), ("linear",))
     assert all(len(text) < 160 and "\n" not in text for text in (f.title, f.gives_away, f.needs))
     assert all("#" in r for r in f.reports)
     assert (f.change is not None) == (f in KERNEL_FAULTS)
@@ -140,7 +140,7 @@ def test_call_fault_changes_its_argument_only(id: str) -> None:
     assert changed(s.arguments(), FAULTS[id].injected(s).arguments()) == want
 
 
-@pytest.mark.parametrize("id", [f.id for f in KERNEL_FAULTS] + ["output-unwritten"])
+@pytest.mark.parametrize("id", [f.id for f in KERNEL_FAULTS if f.id != "kernel-router-on-input"] + [f.id for f in OUTPUT_FAULTS[1:]])
 def test_kernel_fault_changes_the_output_only(id: str) -> None:
     s = situation("gptoss-tp1" if id == "kernel-bias-on-every-rank" else "8-experts-ep1", tokens=16)
     right, output = s.build()
@@ -262,7 +262,9 @@ def strikes_here(f: Fault) -> bool:
     return f.slots is None or any(slot_names(f, k) for k in f.strikes)
 
 
-HERE = [f for f in OPERAND_FAULTS if strikes_here(f)]
+# These need scales that the recorded checkpoints do not have, NVFP4, or top-1 routing: test_probe.py has them.
+ELSEWHERE = {"scales-small-flushed", "global-folded-into-blocks", "kernel-router-on-input"}
+HERE = [f for f in OPERAND_FAULTS if strikes_here(f) and f.id not in ELSEWHERE]
 # GELU needs a checkpoint that means it: test_gelu_by_tanh.
 CALLS = [f for f in (*PARAMETER_FAULTS, *CALL_FAULTS) if f.id != "gelu-tanh-as-erf"]
 WHERE = [*((p, False) for p in FULL), *((p, True) for p in BRIEF)]
@@ -294,8 +296,8 @@ def test_gelu_by_tanh() -> None:
 # -- pairs and triples ------------------------------------------------------------------------------------------
 
 SLOT = {"experts-rolled": "experts", "operand-of-another-expert": "experts", "wrong-ep-slice": "experts", "wrong-tp-slice": "slice",
-        "rows-unnamed": "shuffle", "layout-other": "layout", "bias-missing": "all", "bias-unexpected": "all"}
-LOSES = {"scales-cast-by-value", "rows-unnamed", "bias-missing", "bias-unexpected"}  # no other fault of that operand can be told any more
+        "rows-unnamed": "shuffle", "layout-other": "layout", "bias-missing": "all", "bias-unexpected": "all", "operand-not-loaded": "all", "scales-nan": "all"}
+LOSES = {"scales-cast-by-value", "scales-as-e4m3-bytes", "rows-unnamed", "bias-missing", "bias-unexpected", "operand-not-loaded", "scales-nan", "experts-stride"}  # no other fault of that operand can be told any more
 
 
 def slots_of(f: Fault, key: str | None) -> set[tuple[str, str]]:
@@ -390,7 +392,7 @@ def test_broken_kernel_is_named_from_its_output(id: str, position: str) -> None:
 
 def test_every_broken_kernel_shows_somewhere() -> None:
     """So that the test above cannot pass because nothing ever differs."""
-    for f in KERNEL_FAULTS:
+    for f in (f for f in KERNEL_FAULTS if f.id not in ELSEWHERE):
         outputs = [(f.injected(right(p)[0]).build()[1], right(p)[2]) for p in ("gptoss-tp1", "8-experts-ep1")]
         assert any(not compare(*pair).bit_identical for pair in outputs), f.id
 

@@ -138,7 +138,7 @@ def test_an_output_that_does_not_follow() -> None:
 
 
 def test_without_a_checkpoint_operands_are_not_checked() -> None:
-    f = of_recorded("c04", checkpoint=False)
+    f = of_recorded("c06", checkpoint=False)
     assert {s.verdict for s in f.stations} == {UNCHECKED} and f.checkpoint == ("no checkpoint", "") and f.verdict == "undecided"
     assert f.station("w13").why == "that needs the checkpoint" and f.output[0] == RIGHT and f.distance == ""
     assert all(s.stages == () for s in f.stations if s.source == "checkpoint")

@@ -34,6 +34,25 @@ def zeros(contract: Contract, arguments: Mapping[str, Any]) -> list[Finding]:
                     f"{int(lost.sum())} of {int(used.sum())} blocks that are not zero have the scale 0, the first is token {row}, block {column}")]
 
 
+FEW_BLOCKS = 64  # with fewer, a share says little
+
+
+def exponents(contract: Contract, arguments: Mapping[str, Any]) -> list[Finding]:
+    """Block scales larger than the codes need. Every rule in use puts a block's largest code above half of the format's largest number (ceil: above half;
+    floor and even: above half, or clipped; NVFP4 divides by it): a block below that has lost a bit, and with 19 of 20 so it is no rounding."""
+    if contract.activations is None:
+        return []
+    x = contract.activations_of(arguments)
+    largest = x.elements().abs().unflatten(-1, (-1, x.format.block)).amax(-1)
+    largest = largest[largest > 0]
+    half = x.format.element.max / 2
+    below = int((largest < half).sum())
+    if largest.numel() < FEW_BLOCKS or below < 0.95 * largest.numel():
+        return []
+    return [Finding(FAULTS["x-scales-exponent"], SUSPECTED, contract.operand("x_scale").where,
+                    f"the largest code of {below} of {largest.numel()} blocks is below {half:g}, half of {x.format.element.name}'s largest; the median is {largest.median():g}")]
+
+
 def examine(contract: Contract, arguments: Mapping[str, Any], sent: Sequence[Tensor] | None, gscale: Tensor | None = None) -> ScaleFinding | None:
     """In which order the call's activation scales lie; None where activations are not quantised, or are no such tensors.
 

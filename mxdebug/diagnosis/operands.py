@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..contracts import Contract
-from ..faults import FAULTS, OPERAND_FAULTS, Fault
+from ..faults import FAULTS, LAYER_FAULTS, OPERAND_FAULTS, Fault
 from ..formats import BlockTensor
 from ..layouts import GROUPS_64, INTERLEAVED_UP, LINEAR, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, UP_GATE, Layout, SWIZZLE_128x4
-from ..recipes import Form, Plan, logical_operands
+from ..recipes import PAD_ALL, Form, Plan, logical_operands
 from ..reference import MoELayer
+from .damage import find_damage
 from .finding import CONSISTENT, DIFFERENT, EQUAL, PROVED, SAME_VALUES, UNREAD, Finding
 from .recover import Recovered, Source, padding_not_zero, recover, rows_in_place
 
@@ -74,9 +75,10 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
             broken.append(key)
     same = _same_values(contract, plan, part, arguments, broken)
     broken = [k for k in broken if k not in same]
-    recovered = _prefer_shared({k: recover(k, actual[k], plan.forms[k], source) for k in broken}, contract)
+    recovered = {k: recover(k, actual[k], plan.forms[k], source) for k in broken}
+    recovered = _prefer_shared({k: r if r.complete else _made_from(r, actual[k], plan, source) for k, r in recovered.items()}, contract)
     findings, alone, ambiguous = _name(contract, recovered, source, {k: not actual[k].any() for k in broken})
-    if dirty := {k: n for k, r in recovered.items() if r.complete and (n := padding_not_zero(k, actual[k], r))[0]}:
+    if dirty := {k: n for k, r in recovered.items() if r.complete and r.form.padding != PAD_ALL and (n := padding_not_zero(k, actual[k], r))[0]}:
         counts = ", ".join(f"{contract.operand(k).title}: {bad} of {total}" for k, (bad, total) in dirty.items())
         findings.append(Finding(FAULTS["padding-not-zero"], PROVED, ", ".join(contract.operand(k).title for k in dirty), f"not zero in the padding: {counts}"))
     if missing:
@@ -86,7 +88,14 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
     if unexpected:
         norms = ", ".join(f"{contract.operand(k).title}: norm {actual[k].float().norm():.3f} in the call, none in the checkpoint" for k in unexpected)
         findings.append(Finding(FAULTS["bias-unexpected"], PROVED, ", ".join(contract.operand(k).title for k in unexpected), norms))
-    stands = {k: _stands_there(contract.operand(k).title, actual[k], r, source) for k, r in recovered.items() if not r.complete}
+    nan = {"w13_scale": contract.weights.outer, "w2_scale": contract.weights.outer}
+    hurt = {k: d for k, r in recovered.items() if not r.complete
+            and (d := find_damage(actual[k], r, source, () if k not in nan else (0x7F, 0xFF) if nan[k] else (0xFF,)))}
+    for fault in dict.fromkeys(d.fault for d in hurt.values()):
+        keys = [k for k, d in hurt.items() if d.fault == fault]
+        findings.append(Finding(FAULTS[fault], PROVED if any(hurt[k].strength == PROVED for k in keys) else CONSISTENT,
+                                ", ".join(contract.operand(k).title for k in keys), "; ".join(f"{contract.operand(k).title}: {hurt[k].text}" for k in keys)))
+    stands = {k: _stands_there(contract.operand(k).title, actual[k], r, source) for k, r in recovered.items() if not r.complete and k not in hurt}
     return OperandEvidence(findings=tuple(findings), alone=alone, broken=(*broken, *missing, *unexpected), unexplained={k: t for k, (t, _) in stands.items()},
                            foreign=frozenset(k for k, (_, known) in stands.items() if not known), equal=tuple(equal),
                            same_values=tuple(same), unread=tuple(unread), open=tuple(ambiguous))
@@ -108,6 +117,15 @@ def _prefer_shared(recovered: dict[str, Recovered], contract: Contract) -> dict[
     return out
 
 
+def _made_from(r: Recovered, actual: Tensor, plan: Plan, source: Source) -> Recovered:
+    """The reading of a checkpoint that was changed before the recipe, where that explains what the checkpoint itself does not."""
+    for fault in LAYER_FAULTS if r.key in ("w13_scale", "w2_scale") and source.layer.up.global_scale is not None else ():
+        other = recover(r.key, actual, plan.forms[r.key], Source(fault.layer(source.layer), source.parallel))
+        if other.complete:
+            return replace(other, made_from=fault.id)
+    return r
+
+
 def _stands_there(title: str, actual: Tensor, r: Recovered, source: Source) -> tuple[str, bool]:
     """(in words, what an operand holds that no reading explains; whether any of it is the checkpoint's)."""
     lost = [p for p, e in enumerate(r.experts) if e < 0]
@@ -117,9 +135,6 @@ def _stands_there(title: str, actual: Tensor, r: Recovered, source: Source) -> t
     counts = [f"{placed} of {want} {unit} are in place", *(f"{n} {text}" for n, text in ((moved, "stand elsewhere"), (zero, "are zero")) if n)]
     if foreign >= 0:
         counts.append(f"others are not the checkpoint's, the first is {unit[:-1]} {foreign}")
-    data = actual.reshape(actual.shape[0], -1)[lost[0]]
-    if actual.dtype == torch.uint8 and bool((data == data[0]).all()):  # no order and no layout of anything
-        return f"{title}: every byte{which} is 0x{int(data[0]):02x}, as of memory that was never written or was filled", True
     layout = "" if r.form.layout is None else f", read in the layout {r.form.layout.name}"
     return f"{title}: no known change of the checkpoint gives the bytes{which}. In expert {lost[0]}{layout}, " + ", ".join(counts), bool(r.explained or placed or moved)
 
@@ -177,6 +192,8 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
                 strike(id, key, f"the layout is {found.name}, every byte equals the checkpoint's in it" if id == "layout-other" else "")
                 if any(getattr(form, slot) != found for form in r.alternatives if not _same_map(form, r.form)) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
+        if r.made_from:
+            strike(r.made_from, key)
         if r.permutation is not None:
             strike("rows-unnamed", key, _describe(r.permutation, r.form, r.expected, key))
         if r.tp_rank != r.expected_tp_rank:
@@ -247,7 +264,7 @@ def _words(id: str, keys: list[str], expected: Form, contract: Contract) -> dict
 
 def _alone(id: str, r: Recovered, source: Source, contract: Contract) -> Tensor | None:
     """The operand as it would be with this fault only; None where its rows have no named order, or not every expert is explained."""
-    if not r.complete or r.permutation is not None:
+    if not r.complete or r.permutation is not None or r.made_from:
         return None
     slots = {slot: getattr(r.form, slot) for slot in SLOTS if getattr(r.form, slot) != getattr(r.expected, slot)
              and _fault_of(slot, r.form, r.expected, r.key, contract).id == id}
@@ -259,7 +276,7 @@ def _alone(id: str, r: Recovered, source: Source, contract: Contract) -> Tensor 
 def _fault_of(slot: str, form: Form, expected: Form, key: str, contract: Contract) -> Fault:
     for fault in OPERAND_FAULTS:
         changed = fault.slots(key, expected, contract) if fault.slots and key in fault.strikes else None
-        if changed and slot in changed and changed[slot] == getattr(form, slot):
+        if changed and slot in changed and getattr(form, slot) in (changed[slot], *fault.variants):
             return fault
     return FAULTS["layout-other" if slot == "layout" else "rows-unnamed"]
 

@@ -16,9 +16,12 @@ from ..metrics import Comparison, compare
 from ..reference import Roundings, Trace
 from .finding import CONSISTENT, PROVED, Finding
 from .given import Given
+from .places import Places, places
 
 SAMPLE = 4  # tokens on which hypotheses about the computation are tried
-DEPTH = 2   # broken computations that are stacked at most; three would take five times as long to rule out
+DEPTH = 2   # broken computations of which all stacks are tried
+DEEPER = 3  # and this deep from the closest of those
+KEPT = 6    # how many of the closest are built upon
 FEW_WEIGHTS = 10**8       # dequantised for one hypothesis: about a second
 ALL_WEIGHTS = 3 * 10**8  # dequantised for the tokens that are emulated at all
 MOST_WEIGHTS = 4 * 10**9  # dequantised for all of them
@@ -43,6 +46,16 @@ def rounding_floor(k: int, roundings: Roundings | None = None) -> float:
     tips = 2.0**-9 if roundings.activation is None else k * 2.0**-23 + 2.0**-22
     steps = 0.5 + 2.0**-3 if roundings.requantise.format.packed else 2.0**-3
     return math.sqrt(plain + tips * steps)
+
+
+def floor_words(got: Tensor, want: Tensor, k: int, roundings: Roundings | None) -> str:
+    """The derived floor and the measured distance, in a sentence."""
+    floor, measured = rounding_floor(k, roundings), compare(got, want).relative_l2
+    how = f"three results stored as bf16 after float32 sums of {k} products: sqrt(3 * {k} * 2^-32)"
+    if roundings is not None and roundings.requantise is not None:
+        tips = "2^-9" if roundings.activation is None else f"({k} * 2^-23 + 2^-22)"
+        how += f", and an inner activation requantised to {roundings.requantise.format.name} in steps of {'2^-1 + 2^-3' if roundings.requantise.format.packed else '2^-3'}: + {tips} * step under the root"
+    return f"floor: rounding alone can make a relative L2 of {floor:.1e} ({how}); measured {measured:.1e}"
 
 
 def follows(got: Tensor, want: Tensor, k: int, roundings: Roundings | None = None) -> bool:
@@ -91,6 +104,7 @@ class OutputEvidence:
     trace   the emulation for them
     pairs   whether pairs of broken computations were tried
     open    what was not tried, and where NaN or inf stand
+    floor   the derived floor against what was measured, in words
     """
 
     comparison: Comparison
@@ -101,6 +115,7 @@ class OutputEvidence:
     total: int
     pairs: bool = True
     open: tuple[str, ...] = ()
+    floor: str = ""
 
 
 def examine(given: Given, output: Tensor, most_tokens: int = 64) -> OutputEvidence:
@@ -109,9 +124,9 @@ def examine(given: Given, output: Tensor, most_tokens: int = 64) -> OutputEviden
     seen = given.see(tokens)
     trace = seen.trace(keep=True)
     got, emulated = output[tokens], trace.output
-    comparison = compare(got, emulated)
+    comparison, words = compare(got, emulated), floor_words(got, emulated, given.k, seen.roundings)
     if follows(got, emulated, given.k, seen.roundings):
-        return OutputEvidence(comparison, True, (), tokens, trace, len(output))
+        return OutputEvidence(comparison, True, (), tokens, trace, len(output), floor=words)
     memory, unwritten = given.memory, None
     if memory is not None and memory.shape == output.shape and compare(output, memory).bit_identical:
         unwritten = PROVED, "the output equals, bit for bit, the memory that the call was given to write into"
@@ -119,11 +134,30 @@ def examine(given: Given, output: Tensor, most_tokens: int = 64) -> OutputEviden
         unwritten = CONSISTENT, "every element of the output is zero; the operands do not give zeros"
     if unwritten:
         finding = Finding(FAULTS["output-unwritten"], unwritten[0], "all tokens", unwritten[1])
-        return OutputEvidence(comparison, False, (finding,), tokens, trace, len(output))
+        return OutputEvidence(comparison, False, (finding,), tokens, trace, len(output), floor=words)
+    bad_place = places(got, emulated, given.k, seen.roundings)
+    if bad_place is not None and (finding := _unwritten_part(bad_place, got, emulated, None if memory is None or memory.shape != output.shape else memory[tokens], tokens)):
+        return OutputEvidence(comparison, False, (finding,), tokens, trace, len(output), floor=words)
     findings, not_tried = _search(given, got, emulated, tokens)
+    if not findings and bad_place is not None:
+        only = f"only {bad_place.text(tokens)}; everywhere else the output follows from what was passed"
+        if bad_place.tile is None:
+            not_tried = (*not_tried, f"the output is wrong in {only}")
+        else:
+            findings = (Finding(FAULTS["output-tile"], CONSISTENT, "output", only),)
     bad = (~torch.isfinite(output)).nonzero() if not comparison.masks_equal else output.new_zeros(0, 2)
     where = () if not len(bad) else (f"NaN or inf in {bad[:, 0].unique().numel()} of {output.shape[0]} tokens, first in token {bad[0, 0]}, column {bad[0, 1]}",)
-    return OutputEvidence(comparison, False, findings, tokens, trace, len(output), not not_tried, (*not_tried, *where))
+    return OutputEvidence(comparison, False, findings, tokens, trace, len(output), not not_tried, (*not_tried, *where), words)
+
+
+def _unwritten_part(bad: Places, got: Tensor, emulated: Tensor, memory: Tensor | None, tokens: Tensor) -> Finding | None:
+    """A part of the output that still holds the memory it was to be written into, or zeros, where the rest follows."""
+    there = got[bad.mask]
+    if memory is not None and torch.equal(there, memory[bad.mask]):
+        return Finding(FAULTS["output-partly-unwritten"], PROVED, "output", f"{bad.text(tokens)} equal the memory that the call was given; everywhere else the output follows")
+    if not there.any() and bool((emulated[bad.mask] != 0).any()):
+        return Finding(FAULTS["output-partly-unwritten"], CONSISTENT, "output", f"{bad.text(tokens)} are zero; everywhere else the output follows")
+    return None
 
 
 def _search(given: Given, got: Tensor, emulated: Tensor, tokens: Tensor) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
@@ -147,15 +181,32 @@ def _search(given: Given, got: Tensor, emulated: Tensor, tokens: Tensor) -> tupl
     if bool((~torch.isfinite(want) & ~reachable).any()):
         return (), ()  # none of them makes NaN or inf there
     spent, most = 0, max(len(active), MOST_WEIGHTS // given.weights(few))
-    for depth in range(1, DEPTH + 1):
-        stacks = list(combinations(active, depth))
+    distance: dict[tuple[Fault, ...], float] = {}
+    for depth in range(1, DEEPER + 1):
+        stacks = list(combinations(active, depth)) if depth <= DEPTH else _built_upon(distance, active, depth)
         if (spent := spent + len(stacks)) > most:
-            return (), (f"pairs of broken computations were not tried: {len(stacks)} emulations of a layer of this size",)
-        hits = [s for s in stacks if follows(single[s[0]] if depth == 1 else output(s, sample), want, given.k, seen.roundings)]
+            return (), (f"{'pairs' if depth == 2 else 'triples'} of broken computations were not tried: {len(stacks)} emulations of a layer of this size",)
+        made = {s: single[s[0]] if depth == 1 else output(s, sample) for s in stacks}
+        distance |= {s: _distance(o, want) for s, o in made.items()}
+        hits = [s for s, o in made.items() if follows(o, want, given.k, seen.roundings)]
         near = {h: compare(o, got) for h in hits if follows(o := output(h, seen), got, given.k, seen.roundings)}
         if near:
             return tuple(_reproduced(sorted(near, key=lambda h: near[h].differing), near, lambda f: compare(single[f], plain), len(tokens))), ()
     return (), ()
+
+
+def _distance(got: Tensor, want: Tensor) -> float:
+    """How far two outputs are apart in direction: faults that are still hidden may scale it. Smaller is closer."""
+    c = compare(got, want)
+    return 1.0 - c.cosine if c.masks_equal and c.cosine == c.cosine else 2.0
+
+
+def _built_upon(distance: Mapping[tuple[Fault, ...], float], active: list[Fault], depth: int) -> list[tuple[Fault, ...]]:
+    """Stacks of `depth` that contain one of the closest smaller ones: explaining away, not trying all products."""
+    closest = sorted((s for s in distance if len(s) == depth - 1), key=lambda s: distance[s])[:KEPT]
+    order = {f: i for i, f in enumerate(active)}
+    found = {tuple(sorted((*s, f), key=order.__getitem__)) for s in closest for f in active if f not in s}
+    return sorted(found, key=lambda s: [order[f] for f in s])
 
 
 def _furthest(given: Given, got: Tensor, emulated: Tensor, tokens: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ..checkpoints.settings import Routing
 from ..contracts import Contract, Seen
 from ..faults import FAULTS
+from ..layouts import SWIZZLE_128x4
 from ..reference import Activation, MoELayer, Trace
 from .finding import CONSISTENT, PROVED, SUSPECTED, Finding
 
@@ -55,20 +57,40 @@ def _show(t: Tensor | None) -> str:
     return f"{values[0]:g} for every expert" if len(values) == 1 else "values by expert: " + ", ".join(f"{v:g}" for v in t.tolist()[:8]) + (",..." if t.numel() > 8 else "")
 
 
-def examine_router(router: Tensor, argument: str = "router weights") -> list[Finding]:
-    """Router weights that were applied twice: square roots sum to 1 for every token, the weights do not."""
+def examine_router(router: Tensor, argument: str = "router weights", routing: Routing = Routing(), chosen: Tensor | None = None) -> list[Finding]:
+    """Router weights against what a right router gives: applied twice, not renormalised, renormalised though they should not be, scaled twice.
+
+    router   [T, k]; chosen: bool [T, k], which slots select an expert that exists
+    routing  what config.json says; without it only squares can be told: their roots sum to 1 for every token, the weights themselves do not
+    Softmax before or after the choice of experts gives the same renormalised weights: no difference is looked for.
+    """
     w = router.double()
-    if w.shape[1] < 2 or not w.numel() or (w < 0).any():
+    w = w[chosen.all(1)] if chosen is not None else w
+    if w.shape[1] < 2 or not w.numel() or (w < 0).any() or not torch.isfinite(w).all() or (w == 0).all(1).any():
         return []
     sums, roots = w.sum(1), w.sqrt().sum(1)
     # Renormalised weights sum to 1 within their own rounding: float32, or bf16 where the router ran in it.
     step = 2.0**-8 if torch.equal(router.to(torch.bfloat16).float(), router.float()) else 2.0**-20
     tolerance = w.shape[1] * step
-    # A few tokens' roots may sum to 1 by chance, each with a probability of the order of the tolerance.
+
+    def all_are(t: Tensor, value: float) -> bool:
+        return bool(((t / value - 1).abs() <= tolerance).all())
+
+    def found(id: str, text: str) -> list[Finding]:
+        return [Finding(FAULTS[id], CONSISTENT, argument, text)]
+
+    # A few tokens' sums may be 1 by chance, each with a probability of the order of the tolerance.
     telling = tolerance ** w.shape[0] < 1e-5
-    if telling and bool(((roots - 1).abs() <= tolerance).all()) and not bool(((sums - 1).abs() <= tolerance).any()):
-        return [Finding(FAULTS["router-squared"], CONSISTENT, argument, f"square roots sum to 1 for all {w.shape[0]} tokens (largest deviation "
-                        f"{(roots - 1).abs().max():.1e}), the weights themselves to {sums.min():.3f} .. {sums.max():.3f}")]
+    spread = f"{sums.min():.3f} .. {sums.max():.3f}"
+    if telling and all_are(roots, 1.0) and not bool(((sums - 1).abs() <= tolerance).any()):
+        return found("router-squared", f"square roots sum to 1 for all {w.shape[0]} tokens (largest deviation {(roots - 1).abs().max():.1e}), the weights themselves to {spread}")
+    factor = routing.factor or 1.0
+    if routing.renormalised and not all_are(sums, 1.0) and not all_are(sums, factor):
+        if factor != 1.0 and all_are(sums, factor**2):
+            return found("router-scaled-twice", f"weights sum to {factor**2:g}, the square of {factor:g} ({routing.where}), for all {w.shape[0]} tokens")
+        return found("router-not-renormalised", f"weights sum to {spread}; the model divides them by their sum ({routing.where})")
+    if routing.renormalised is False and telling and all_are(sums, 1.0):
+        return found("router-renormalised", f"weights sum to 1 for all {w.shape[0]} tokens; the model does not divide them by their sum ({routing.where})")
     return []
 
 
@@ -92,7 +114,7 @@ def examine_inputs(seen: Seen, contract: Contract, experts: int) -> list[Finding
     return out
 
 
-def vacuity(layer: MoELayer, trace: Trace, seen: Seen, local_experts: int) -> list[str]:
+def vacuity(contract: Contract, layer: MoELayer, trace: Trace, seen: Seen, local_experts: int) -> list[str]:
     """What the output of this call could not have shown, because its data do not reach it."""
     out = []
     limit = layer.activation.limit
@@ -100,18 +122,24 @@ def vacuity(layer: MoELayer, trace: Trace, seen: Seen, local_experts: int) -> li
         largest = max(t.abs().max().item() for t in (trace.gate, trace.up) if t is not None)
         if largest <= limit.min().item():
             out.append(f"no pre-activation of the sampled tokens reaches the limit {limit.min():g} (largest {largest:.2f}): a lost or misplaced clamp "
-                       "would not show in this output; the parameter itself was compared")
+                       "would not show in this output (swiglu-limit-lost, kernel-clamp-*, kernel-ignores-limit); the parameter itself was compared")
     touched = int(trace.expert.unique().numel())
     if touched < local_experts:
         out.append(f"the sampled tokens touch {touched} of {local_experts} experts here; the others were compared by bytes only")
     for name, t in (("w13", layer.up.scales), ("w2", layer.down.scales)):
         if t.unique().numel() == 1:
-            out.append(f"all {name} block scales are equal: a misplaced scale could not show")
+            out.append(f"all {name} block scales are equal: a misplaced scale could not show (no fault of scale placement)")
+        elif t.shape[-1] == 16 and contract.operand(f"{name}_scale").layout is SWIZZLE_128x4:
+            out.append(f"{name} has 16 scale columns, where 128x4 is its own inverse: scales-linear and scales-twice are the same bytes")
+    if layer.gate is not None and torch.equal(layer.gate.payload, layer.up.payload) and torch.equal(layer.gate.scales, layer.up.scales):
+        out.append("gate and up rows are equal: an exchange of the halves could not show (rows-gate-up, kernel-gate-up-swapped)")
     sums = seen.router.double().sum(1)
     if bool(((sums - 1).abs() > 1e-2).any()):
         out.append(f"router weights sum to {sums.min():.3f} to {sums.max():.3f}, not to 1: right only for a model that does not renormalise them")
     if bool((seen.experts.sort(1).values.diff(dim=1) == 0).any()):
         out.append("some tokens select one expert twice")
     if seen.experts.shape[1] == 1:
-        out.append("top-1 routing: a router weight of 1 applied twice could not show")
+        out.append("top-1 routing: a router weight of 1 applied twice could not show (router-squared, kernel-router-twice)")
+    if any("could not show" in line or "would not show" in line or "same bytes" in line for line in out):
+        out.append(f'a call that hides none of this: mxdebug.probe.probe("{contract.path}")')
     return out

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..layouts import LINEAR, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, SHUFFLED_TWICE, UP_GATE, WEIGHT_LAYOUTS, Composed, Layout, row_hashes
-from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, logical_operands
+from ..layouts import (LINEAR, MISTAKEN_128x4, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, SHUFFLED_TWICE, SWIZZLE_128x4, UP_GATE, WEIGHT_LAYOUTS, Composed,
+                       Layout, row_hashes)
+from ..recipes import (CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, E4M3_AS_E8M0, E4M3_FLUSHED, E4M3_ROUNDED_UP, E4M3_SHIFTED, E8M0_AS_E4M3, E8M0_FLUSHED,
+                       E8M0_SHIFTED, PAD_ALL, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, SplitHalves, logical_operands)
 from ..reference import MoELayer, Parallel
 
 
@@ -26,7 +28,8 @@ class Recovered:
     tp_rank    whose slice it holds
     explained  the share of experts whose data are explained completely
     permutation  logical row of each physical row where the order has no name (-1: padding), else None
-    alternatives how many other readings of the same simplicity explain the data as well, and an example
+    alternatives other readings of the same simplicity that explain the data as well
+    made_from  the fault by which the checkpoint was changed before the recipe, if it was
     """
 
     key: str
@@ -39,6 +42,7 @@ class Recovered:
     explained: float
     permutation: Tensor | None = None
     alternatives: tuple[Form, ...] = ()
+    made_from: str = ""
 
     @property
     def complete(self) -> bool:
@@ -53,6 +57,7 @@ class Source:
         self.layer, self.parallel = layer, parallel
         self._part = functools.cache(lambda rank: logical_operands(layer.part(Parallel(parallel.tp_size, rank))))
         self._keys = functools.cache(self._row_keys)
+        self.few_keys = functools.cache(self._few_keys)
         self._all_keys = functools.cache(lambda *which: torch.stack([self._keys(*which, e) for e in range(layer.experts)]))
 
     @property
@@ -75,6 +80,12 @@ class Source:
     def all_keys(self, key: str, rank: int, values: object) -> Tensor:
         """int64 [E, rows]: those of all experts."""
         return self._all_keys(key, rank, values)
+
+    def _few_keys(self, key: str, rank: int, values: object) -> Tensor:
+        """int64 [E, up to 8]: keys of a few rows, spread over each expert."""
+        t = self.logical(key, rank)
+        t = t[:, torch.linspace(0, t.shape[1] - 1, min(8, t.shape[1])).long()]
+        return row_keys(t if values is None else values.apply(t))
 
     def _row_keys(self, key: str, rank: int, values: object, expert: int) -> Tensor:
         t = self.logical(key, rank)[expert]
@@ -108,7 +119,23 @@ def recover(key: str, actual: Tensor, expected: Form, source: Source) -> Recover
                 best = found
         if best and best.complete:
             break
-    return _confirmed(seen, best, source) if best else base
+    best = _confirmed(seen, best, source) if best else base
+    return best if best.complete else _strided(seen, best, source) or best
+
+
+def _strided(seen: _Seen, r: Recovered, source: Source) -> Recovered | None:
+    """The reading in which experts stand one behind the other without padding: the first is then where it should be, the others are not."""
+    if r.form.layout is None or len(r.experts) < 2 or r.experts[0] < 0 or seen.flat.dtype != torch.uint8:
+        return None
+    for form in (r.form, *r.alternatives):
+        form = replace(form, padding=PAD_ALL)
+        try:
+            want = form.apply(source.logical(seen.key, r.tp_rank)[list(r.expected_experts)])
+        except MxdebugError:
+            continue
+        if want.shape[0] == len(seen.flat) and torch.equal(want.reshape(len(want), -1), seen.flat):
+            return replace(r, form=form, experts=r.expected_experts, explained=1.0, alternatives=())
+    return None
 
 
 def _confirmed(seen: _Seen, r: Recovered, source: Source) -> Recovered:
@@ -167,6 +194,7 @@ class _Seen:
         self.rows, self.columns = form.halves * form.padded_rows, form.padded_columns
         self.flat = actual.reshape(actual.shape[0], -1)
         self.keys = functools.cache(self._keys)
+        self.present: dict[tuple[object, ...], bool] = {}
 
     def layouts(self) -> list[Layout | Composed | None]:
         expected = self.form.layout
@@ -174,6 +202,7 @@ class _Seen:
             return [None]
         pool = SCALE_LAYOUTS if self.key.endswith("_scale") else WEIGHT_LAYOUTS
         others = [layout for layout in pool if layout is not expected]
+        others += [MISTAKEN_128x4] if expected is SWIZZLE_128x4 else []
         doubled = [] if expected is LINEAR else [Composed(expected, expected), *(Composed(a, b) for o in others if o is not LINEAR for a, b in ((expected, o), (o, expected)))]
         return [layout for layout in (expected, *others, *doubled) if self._fits(layout)]
 
@@ -190,10 +219,16 @@ class _Seen:
         return row_keys(layout.unpack(data, self.rows, self.columns).reshape(self.rows, self.columns)[:, :columns])
 
 
-def _forms(seen: _Seen, expected: Form) -> Iterator[tuple[int, Form]]:
+# What is tried for block scales of E8M0, and of E4M3.
+_SCALE_VALUES = {False: (CAST_BY_VALUE, CAST_TO_E4M3, E8M0_AS_E4M3, E8M0_FLUSHED, *E8M0_SHIFTED.values()),
+                 True: (CAST_E4M3_BY_VALUE, CAST_BY_VALUE, CAST_TO_E4M3, E4M3_AS_E8M0, E4M3_ROUNDED_UP, E4M3_FLUSHED, *E4M3_SHIFTED.values())}
+
+
+def _forms(seen: _Seen, expected: Form, source: Source) -> Iterator[tuple[int, Form]]:
     """All forms to try, with the number of slots in which each differs from the expected one; fewest first."""
     kind = "scale" if seen.key.endswith("_scale") else "bias" if expected.layout is None else "payload"
-    values = {"scale": (None, CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3), "payload": (None, SWAP_NIBBLES), "bias": (None,)}[kind]
+    fmt = source.layer.up.format
+    values = {"scale": (None, *_SCALE_VALUES[fmt.outer]), "payload": (None, SWAP_NIBBLES, SplitHalves(fmt.block)), "bias": (None,)}[kind]
     orders = [o for o in ROW_ORDERS if expected.order] or [None, *([UP_GATE] if seen.key.startswith("w13") else [])]
     padded = expected.rows != expected.padded_rows and expected.halves > 1
     paddings = (PAD_HALVES, PAD_END) if padded else (expected.padding,)
@@ -214,12 +249,14 @@ def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Itera
     wanted = source.expected_experts[sample] if sample < len(source.expected_experts) else 0
     indices = {}
     fewest = None
-    for cost, form in _forms(seen, expected):
+    for cost, form in _forms(seen, expected, source):
         if fewest is not None and cost > fewest:
             return  # only the simplest readings are wanted
         for rank in source.ranks():
             if source.logical(seen.key, rank) is None or not _cut_fits(source.logical(seen.key, rank), expected):
                 continue
+            if not _present(seen, form, rank, source, sample):
+                continue  # then in no other order either
             arrangement = (form.order, form.padding, form.shuffle)
             if arrangement not in indices:
                 indices[arrangement] = form.row_indices()
@@ -230,6 +267,15 @@ def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Itera
                 yield total, form, rank, None
     if fewest is None:
         yield from _unnamed_orders(seen, expected, source, sample)
+
+
+def _present(seen: _Seen, form: Form, rank: int, source: Source, position: int) -> bool:
+    """Whether a few rows of some expert stand anywhere in this one, read in a layout and with a change of values: cheap, and needed by every order."""
+    which = (form.layout, form.columns, position, form.values, rank)
+    if which not in seen.present:
+        found = seen.keys(form.layout, form.columns, position)
+        seen.present[which] = bool(torch.isin(source.few_keys(seen.key, rank, form.values), found).all(1).any())
+    return seen.present[which]
 
 
 def _cut_fits(logical: Tensor, form: Form) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from ..contracts import Contract
-from ..faults import FAULTS, SCALAR_FAULTS, SCALARS
+from ..faults import FAULTS, SCALAR_FAULTS, SCALARS, Fault
 from ..recipes import Plan
 from ..reference import MoELayer
 from .finding import CONSISTENT, PROVED, Finding
@@ -15,17 +17,35 @@ from .given import Given
 RELATIVE = 2.0**-20  # products of a few float32 numbers, in another order
 
 
-def examine(given: Given, plan: Plan, part: MoELayer) -> list[Finding]:
-    """Compare every global scale that the kernel reads. Nothing where the format has none."""
+def not_loaded(given: Given) -> list[Finding]:
+    """Global scales that are no positive finite numbers: no checkpoint is needed to see it."""
+    out = []
+    for key in SCALARS:
+        got = None if given.contract.weights.outer is False else given.contract.get(key, given.arguments)
+        if got is None:
+            continue
+        got = got.float().reshape(-1)
+        bad = ~(torch.isfinite(got) & (got >= torch.finfo(torch.float32).tiny))
+        if bad.any():
+            e = int(bad.nonzero()[0])
+            out.append(Finding(FAULTS["global-not-loaded"], PROVED, given.contract.operand(key).title,
+                               f"{given.contract.operand(key).argument}: {int(bad.sum())} of {len(got)} are no positive number, the first is expert {e}'s: {got[e]:g}"))
+    return _joined(out)
+
+
+def examine(given: Given, plan: Plan, part: MoELayer, others: Sequence[Mapping[str, Tensor]] = ()) -> list[Finding]:
+    """Compare every global scale that the kernel reads. Nothing where the format has none. others: what other ranks would be passed."""
     right = plan.scalars(part)
-    out = [f for key in SCALARS if key in right and (f := _one(given, key, right, part)) is not None]
+    lost = not_loaded(given)
+    seen = {title for f in lost for title in f.where.split(", ")}
+    out = [*lost, *(f for key in SCALARS if key in right and (f := _one(given, key, right, part, others)) is not None and f.where not in seen)]
     if part.gate is not None and part.gate.global_scale is not None and not torch.equal(part.gate.global_scale, part.up.global_scale):
         ratio = (part.up.global_scale.float() / part.gate.global_scale.float())
         out.append(Finding(FAULTS["global-shared-by-halves"], PROVED, "checkpoint", f"w3's global scale is {_range(ratio)} times w1's, which both are read with"))
     return _joined(out)
 
 
-def _one(given: Given, key: str, right: dict[str, Tensor], part: MoELayer) -> Finding | None:
+def _one(given: Given, key: str, right: dict[str, Tensor], part: MoELayer, others: Sequence[Mapping[str, Tensor]]) -> Finding | None:
     contract: Contract = given.contract
     passed = contract.get(key, given.arguments)
     if passed is None:
@@ -35,10 +55,14 @@ def _one(given: Given, key: str, right: dict[str, Tensor], part: MoELayer) -> Fi
         got, want = got[:1], want[:1]
     if torch.allclose(got, want, rtol=RELATIVE, atol=0.0):
         return None
-    names = []
+    names: list[Fault] = []
     for fault in SCALAR_FAULTS:
         if key in fault.strikes and (t := fault.passed(key, right, part)) is not None and torch.allclose(got, t[: got.numel()], rtol=RELATIVE, atol=0.0):
             names.append(fault)
+    for other in others:
+        if torch.allclose(got, other[key][: got.numel()], rtol=RELATIVE, atol=0.0):
+            names.append(FAULTS["global-of-another-rank"])
+            break
     ratio = got / want
     evidence = f"{contract.operand(key).argument}: passed {_range(got)}, the checkpoint's {_range(want)} (ratio {_range(ratio)})"
     if not names:

@@ -180,19 +180,19 @@ def _by_call(payload: Tensor, flat: Tensor, orders: dict[str, tuple[int, Tensor 
     if fits == [contract]:
         return RIGHT, "consistent", "size", None, fits
     tokens = used.any(1)
-    shares = {name: _explained(flat[orders[name][1][tokens]]) for name in fits if name in orders and orders[name][1] is not None}
+    shares = {name: explained_by_means(flat[orders[name][1][tokens]]) for name in fits if name in orders and orders[name][1] is not None}
     if any(s is None for s in shares.values()):
         lines.append("  all scales are the same byte: no order can be told from another")
         return UNKNOWN, "undecided", "", None, fits
     lines.append("  explained by row and column means: " + ", ".join(f"{n} {100 * s:.1f} %" for n, s in shares.items()))
     ranked = sorted(shares, key=lambda n: -shares[n])
-    if len(ranked) > 1 and shares[ranked[0]] - shares[ranked[1]] > 5 * _chance(int(tokens.sum()), used.shape[1]):
+    if len(ranked) > 1 and shares[ranked[0]] - shares[ranked[1]] > 5 * chance(int(tokens.sum()), used.shape[1]):
         verdict = RIGHT if ranked[0] == contract else _conclude(ranked[:1], contract, "")[0]
         return verdict, "suspected", "statistics", None, fits
     return UNKNOWN, "undecided", "", None, fits
 
 
-def _explained(scales: Tensor) -> float | None:
+def explained_by_means(scales: Tensor) -> float | None:
     """R^2 of row and column means. Scale bytes are nearly logarithms, and rows and channels have levels of their own: the right order
     shows them. None where all bytes are the same."""
     centred = scales.double() - scales.double().mean()
@@ -201,7 +201,7 @@ def _explained(scales: Tensor) -> float | None:
     return float(1 - rest.square().sum() / total) if total > 0 else None
 
 
-def _chance(rows: int, columns: int) -> float:
+def chance(rows: int, columns: int) -> float:
     """The standard deviation of that R^2 for scales without any order: it is then Beta(p/2, (n-1-p)/2) for p means of n scales."""
     n, p = rows * columns, rows + columns - 2
     return (2 * p * (n - 1 - p) / ((n - 1) ** 2 * (n + 1))) ** 0.5

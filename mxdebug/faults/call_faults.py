@@ -8,13 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..contracts import Seen
 from ..contracts.activation import PARAMETERS
 from ..formats import BlockTensor
-from ..layouts import LINEAR, Layout, SWIZZLE_128x4
 from ..recipes import SWAP_NIBBLES
 from ..reference import CLAMPS, Activation, MoELayer, Parallel
 from .fault import Fault, KernelChange, Situation, full_like_first, needs
 
+SCALING = 2.5  # routed_scaling_factor of DeepSeek-V3, for trying it out
 _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": float("inf")}
 
 
@@ -78,56 +79,19 @@ CALL_FAULTS = (
           "the square roots of the router weights sum to 1 for every token, the weights themselves do not", "top-k above 1, renormalised routing",
           "apply the router weight once", ("vllm#22513",)),
 )
-
-
-def _x_layout(s: Situation, wanted: Layout) -> Situation:
-    layout = s.recipe.contract.x_layout({})
-    needs(layout not in (None, wanted), "x-scales", f"a kernel that reads activation scales otherwise than {wanted.name}")
-    return replace(s, plan=replace(s.plan, x_layout=wanted))
-
-
-class _EachRank(Layout):
-    """Swizzled by two ranks that hold half of the rows each, padded, and joined."""
-
-    def pack(self, logical: Tensor) -> Tensor:
-        half = logical.shape[0] // 2
-        return torch.cat([SWIZZLE_128x4.pack(part).flatten() for part in (logical[:half], logical[half:])])
-
-    def padded(self, rows: int, cols: int) -> tuple[int, int]:
-        return sum(SWIZZLE_128x4.padded(n, cols)[0] for n in (rows // 2, rows - rows // 2)), SWIZZLE_128x4.padded(rows, cols)[1]
-
-
-_X = "with expert parallelism send linear scales and swizzle after the exchange; say swizzled or not at every call, without a default"
-def _zero_scale(s: Situation) -> Situation:
-    """The third block of the first token is quantised with the scale 0."""
-    needs(s.recipe.contract.activations is not None, "x-scales-zero", "activations that are quantised")
-    return replace(s, plan=replace(s.plan, x_layout=_Zeroed(s.plan.x_layout)))
-
-
-class _Zeroed(Layout):
-    """A layout that loses one byte."""
-
-    def __init__(self, of: Layout) -> None:
-        super().__init__(of.name, of.pattern, of.sizes, of.pads, of.source)
-
-    def pack(self, logical: Tensor) -> Tensor:
-        logical = logical.clone()
-        logical[0, 2] = 0
-        return super().pack(logical)
-
-
-X_FAULTS = (
-    Fault("x-scales-zero", "activation scales are 0 under activations that are not", ("call",), lambda s, keys: _zero_scale(s),
-          "fewer scales that are not 0 than blocks that are not", "any call with quantised activations",
-          "look at what quantised the activations: memory that was not written, a global scale that is too small, or a kernel of another architecture", ("flashinfer#2952",)),
-    Fault("x-scales-linear", "activation scales are linear; the kernel reads them swizzled 128x4", ("call",), lambda s, keys: _x_layout(s, LINEAR),
-          "the buffer's size where rows are no multiple of 128; else the senders' activations", "scales that differ by row and column", _X, ("vllm#42093", "vllm#42118")),
-    Fault("x-scales-swizzled", "activation scales are swizzled 128x4; the kernel reads them linear", ("call",), lambda s, keys: _x_layout(s, SWIZZLE_128x4),
-          "the buffer's size where rows are no multiple of 128; else the senders' activations", "scales that differ by row and column", _X, ("vllm#42089",)),
-    Fault("x-scales-before-exchange", "activation scales were swizzled on each rank, before the exchange of tokens", ("call",),
-          lambda s, keys: _x_layout(s, _EachRank("128x4 of each rank", SWIZZLE_128x4.pattern, SWIZZLE_128x4.sizes, pads=True, source="vLLM naive_dp_ep.py")),
-          "the buffer's size, zeros where padding came to lie, or the senders' activations", "ranks whose rows are no multiple of 128", _X, ("vllm#42118",)),
+# What config.json says of routing gives these away; nothing else does.
+ROUTING_FAULTS = (
+    Fault("router-not-renormalised", "router weights were not divided by their sum, as the model does", ("call",),
+          lambda s, keys: replace(s, router=s.router * torch.linspace(0.4, 0.9, len(s.router))[:, None]), "config.json says norm_topk_prob, and no token's weights sum to 1",
+          "top-k above 1, a model that says so", "hand renormalize=True to the router, or RoutingMethodType.Renormalize to the kernel", ("flashinfer#2889", "sglang#24321")),
+    Fault("router-renormalised", "router weights were divided by their sum, which the model does not do", ("call",), lambda s, keys: s,
+          "config.json denies norm_topk_prob, and every token's weights sum to 1", "top-k above 1, a model that says so",
+          "hand renormalize=False to the router, or RoutingMethodType.Default to the kernel", ("flashinfer#2889",)),
+    Fault("router-scaled-twice", "routed_scaling_factor was applied twice", ("call",), lambda s, keys: replace(s, router=s.router * SCALING**2),
+          "every token's weights sum to the square of config.json's factor", "a model with routed_scaling_factor",
+          "apply it in the router or behind the experts, not in both", ("vllm#22513", "sglang#22513", "vllm#43769")),
 )
+
 
 
 def _break(s: Situation, keys: tuple[str, ...]) -> Situation:
@@ -153,12 +117,55 @@ INPUT_FAULTS = (
 )
 
 
+def _part(s: Situation, change: Callable[[Tensor], Tensor | float]) -> Situation:
+    """One tile of 64 columns of every other token, changed after the kernel."""
+    def after(out: Tensor) -> Tensor:
+        out = out.clone()
+        out[::2, 64:128] = change(out[::2, 64:128])
+        return out
+
+    return replace(s, kernel=s.kernel.then(KernelChange(after=after)))
+
+
 OUTPUT_FAULTS = (
     Fault("contract-broken", "an argument breaks the kernel's contract", ("call",), _break,
           "shapes, dtypes or presence of arguments against the contract", "any call", "see what was expected and what was passed"),
     Fault("output-unwritten", "the kernel did not write its output", ("kernel",), lambda s, keys: replace(s, kernel=s.kernel.then(KernelChange(router=torch.zeros_like))),
           "the output equals the memory that it was to be written into, or is all zeros", "operands that do not give zeros",
           "a kernel built for another architecture, or a launch that failed silently: run with CUDA_LAUNCH_BLOCKING=1, check the build", ("flashinfer#4569", "flashinfer#2952")),
+    Fault("output-partly-unwritten", "the kernel did not write a part of its output", ("kernel",), lambda s, keys: _part(s, lambda t: 0.0),
+          "tokens or columns equal the memory that they were to be written into, or are zero; the rest follows", "operands that do not give zeros",
+          "tell the kernel its valid sizes, or pad so that whole tiles are written; try another tactic (autotune off)", ("flashinfer#2372", "FlyDSL#932", "flashinfer#3398")),
+    Fault("output-tile", "a part of the output is wrong, the rest follows from what was passed", ("kernel",), lambda s, keys: _part(s, lambda t: -t),
+          "the tokens and columns outside which the output follows", "tokens enough for several tiles",
+          "pin another tactic or tile (autotune off), compare FlashInfer versions; report M, N, K and the tile to the kernel's authors",
+          ("flashinfer#3227", "flashinfer#4486", "flashinfer#3192", "cutlass#3568")),
+)
+
+
+def _fewer(s: Situation) -> Situation:
+    """The first half of the tokens, and another output for them."""
+    half = slice(0, max(1, len(s.x) // 2))
+    return _part(replace(s, x=s.x[half], experts=s.experts[half], router=s.router[half]), lambda t: -t)
+
+
+def _stale(s: Situation) -> Situation:
+    """Other tokens, and the output of those before."""
+    old = s.build()[1]
+    return replace(s, x=s.x.flip(0) * 0.5, kernel=s.kernel.then(KernelChange(after=lambda out: out if old is None else old.clone())))
+
+
+_RACE = "repeat with CUDA_LAUNCH_BLOCKING=1 and without PDL (programmatic dependent launch), autotuning and CUDA graphs, one at a time: what makes it stop is the cause"
+TWO_CALLS_FAULTS = (
+    Fault("output-varies", "the same call gives another output, by more than sums in another order can", ("calls",), lambda s, keys: _part(s, lambda t: -t),
+          "two calls with equal arguments whose outputs differ by more than rounding", "two calls with the same inputs", _RACE,
+          ("TensorRT-LLM#14668", "flashinfer#3361", "flashinfer#4588")),
+    Fault("output-depends-on-batch", "a token's output changes with the tokens beside it", ("calls",), lambda s, keys: _fewer(s),
+          "two calls that share tokens, whose outputs for them differ by more than rounding", "two calls with a token in common",
+          "find the M at which it changes: another tile or tactic runs there; pin it, or report M, N, K", ("flashinfer#3559", "flashinfer#3398", "flashinfer#4574")),
+    Fault("output-stale", "the output is that of an earlier call", ("calls",), lambda s, keys: _stale(s),
+          "an output equals another call's, whose tokens were others", "two calls with other tokens",
+          "a buffer that is reused before it was written: synchronise, or take fresh memory; with CUDA graphs copy inputs into the captured ones", ("sglang#28676", "imp#115")),
 )
 
 
@@ -189,6 +196,11 @@ def _without_bias(*names: str) -> KernelChange:
     return KernelChange(layer=lambda layer: replace(layer, **{n: None for n in names}))
 
 
+def _router_on_input(seen: Seen) -> Seen:
+    """Top-1 only: with more experts a token no single input is left to be multiplied."""
+    return seen if seen.router.shape[1] != 1 else replace(seen, x=(seen.x.float() * seen.router).to(seen.x.dtype), router=torch.ones_like(seen.router))
+
+
 _KERNEL_FIX = "the operands are right for the contract: another kernel or version computed this; compare FlashInfer versions"
 KERNEL_FAULTS = (
     *(_kernel(f"kernel-clamp-{i}", f"the clamp acts elsewhere: {clamp}; the contract says {CLAMPS[0]}", _activation(lambda a, c=clamp: replace(a, clamp=c) if a.kind == "swiglu" else a),
@@ -199,6 +211,8 @@ KERNEL_FAULTS = (
     _kernel("kernel-nibbles-swapped", "the kernel takes the high nibble as the even element", KernelChange(layer=_nibbles), _KERNEL_FIX, ("triton#5197",)),
     _kernel("kernel-router-twice", "the router weight is applied twice to the output", KernelChange(router=torch.square),
             "apply the router weight once: in the kernel or in finalize", ("vllm#22513",), "top-k above 1"),
+    _kernel("kernel-router-on-input", "the router weight multiplies the expert's input, not its output", KernelChange(seen=_router_on_input),
+            "apply_router_weight_on_input only for models that mean it (Llama 4)", ("llm-compressor#1907",), "top-1 routing, router weights other than 1"),
     _kernel("kernel-router-ignored", "the router weight is not applied", KernelChange(router=torch.ones_like), _KERNEL_FIX),
     _kernel("kernel-fc1-bias-ignored", "the w13 bias is passed but not added", _without_bias("gate_bias", "up_bias"), _KERNEL_FIX, ("ATOM#2292",)),
     _kernel("kernel-fc2-bias-ignored", "the w2 bias is passed but not added", _without_bias("down_bias"), _KERNEL_FIX, ("ATOM#2292",)),

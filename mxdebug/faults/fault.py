@@ -21,20 +21,23 @@ SCALARS = ("w13_alpha", "w2_alpha", "a2_gscale", "g1_scale_c")  # global scales 
 
 @dataclass(frozen=True)
 class KernelChange:
-    """What a kernel would compute if it did not keep its contract: changes of the decoded layer, the router weights, the position."""
+    """What a kernel would compute if it did not keep its contract: changes of the decoded layer, the router weights, the position, the call, the output."""
 
     layer: Callable[[MoELayer], MoELayer] = lambda layer: layer
     router: Callable[[Tensor], Tensor] = lambda router: router
     parallel: Callable[[Parallel], Parallel] = lambda parallel: parallel
+    seen: Callable[[Seen], Seen] = lambda seen: seen
+    after: Callable[[Tensor], Tensor] = lambda output: output
 
     def then(self, other: KernelChange) -> KernelChange:
         """Both changes, this one first."""
         return KernelChange(lambda t: other.layer(self.layer(t)), lambda r: other.router(self.router(r)),
-                            lambda p: other.parallel(self.parallel(p)))
+                            lambda p: other.parallel(self.parallel(p)), lambda s: other.seen(self.seen(s)), lambda t: other.after(self.after(t)))
 
     def output(self, seen: Seen) -> Tensor:
         """The output of a call as the kernel sees it, under this change."""
-        return replace(seen, layer=self.layer(seen.layer), router=self.router(seen.router), parallel=self.parallel(seen.parallel)).emulate()
+        seen = self.seen(seen)
+        return self.after(replace(seen, layer=self.layer(seen.layer), router=self.router(seen.router), parallel=self.parallel(seen.parallel)).emulate())
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,9 @@ class Fault:
     needs        which data can show it
     fix          what to change, in one line
     reports      public reports
+    variants     other fillings of the slot that are the same fault
+    change       of the kernel: what it computes instead
+    layer        of the checkpoint: what was made of it before the recipe
     """
 
     id: str
@@ -127,6 +133,8 @@ class Fault:
     reports: tuple[str, ...] = ()
     slots: Slots | None = None
     change: KernelChange | None = None
+    variants: tuple[Any, ...] = ()
+    layer: Callable[[MoELayer], MoELayer] | None = None
 
     def injected(self, situation: Situation, keys: tuple[str, ...] | None = None) -> Situation:
         """The situation with this fault; keys: which operands it strikes (all that it can, by default)."""

@@ -70,13 +70,6 @@ NEW_FAULTS = (
         ("TensorRT-LLM#19091",),
     ),
     _new(
-        "global-folded-into-blocks",
-        "the global scale was multiplied into the E4M3 block scales, most of which became subnormal or 0, and 1 is passed",
-        _BYTES,
-        "a global scale far from 1",
-        "pass the global scale as alpha: E4M3 has no room for it",
-    ),
-    _new(
         "global-squared",
         "the global scale is squared: multiplied in twice",
         "the number equals the checkpoint's squared",

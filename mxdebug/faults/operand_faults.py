@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..layouts import (
     INTERLEAVED_SWAPPED,
     INTERLEAVED_UP,
     LINEAR,
+    MISTAKEN_128x4,
     ROW_SHUFFLES,
     SHUFFLE_32,
     SHUFFLED_TWICE,
@@ -35,35 +36,11 @@ from ..layouts import (
     SWIZZLE_128x4,
     V_CACHE_4x4,
 )
-from ..recipes import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, PAD_END, SWAP_NIBBLES, Form
+from ..recipes import PAD_ALL, PAD_END, Form
 from ..reference import Parallel
 from .fault import Fault, Situation, Slots, needs
-
-W13 = ("w13", "w13_scale", "w13_bias")
-PAYLOADS, SCALES, BIASES = ("w13", "w2"), ("w13_scale", "w2_scale"), ("w13_bias", "w2_bias")
-EVERY = ("w13", "w13_scale", "w13_bias", "w2", "w2_scale", "w2_bias")
-
-
-def _inject(id: str, slots: Slots) -> Callable[[Situation, tuple[str, ...]], Situation]:
-    def inject(situation: Situation, keys: tuple[str, ...]) -> Situation:
-        forms = {k: situation.plan.forms[k] for k in keys if k in situation.plan.forms}
-        changes = {k: slots(k, form, situation.recipe.contract) for k, form in forms.items()}
-        needs(all(changes.values()) and bool(changes), id, "a kernel that reads these operands in another form")
-        if any({"padding", "fill"} & set(c) for c in changes.values()):
-            needs(any((f.rows, f.columns) != (f.padded_rows, f.padded_columns) for f in forms.values()), id, "a size that needs padding")
-            needs("fill" in changes[keys[0]] or all(f.rows != f.padded_rows for f in forms.values()), id, "an intermediate size that needs padding")
-        out = situation
-        for k, change in changes.items():
-            out = out.edit((k,), lambda form, change=change: change)
-        return out
-
-    return inject
-
-
-def _slot_fault(id: str, title: str, strikes: tuple[str, ...], fix: str, reports: tuple[str, ...], needs: str, slots: Slots) -> Fault:
-    return Fault(id, title, strikes, _inject(id, slots), "the operand's bytes equal the checkpoint's in this form, and in no simpler one",
-                 needs, fix, reports, slots=slots)
-
+from .slots import BIASES, EVERY, PAYLOADS, SCALES, W13, slot_fault
+from .value_faults import DAMAGE_FAULTS, LAYER_FAULTS, VALUE_FAULTS
 
 _ROWS_NEED = "gate and up rows that differ"
 _PLACE_NEEDS = "scales that differ by row and by block; not 16 scale columns for 128x4"
@@ -76,7 +53,7 @@ def _order(order: RowOrder) -> Slots:
 
 
 def _order_fault(id: str, title: str, order: RowOrder, fix: str, reports: tuple[str, ...]) -> Fault:
-    return _slot_fault(id, title, W13, fix + _REORDER, reports, _ROWS_NEED, _order(order))
+    return slot_fault(id, title, W13, fix + _REORDER, reports, _ROWS_NEED, _order(order))
 
 
 ROW_ORDER_FAULTS = (
@@ -88,18 +65,21 @@ ROW_ORDER_FAULTS = (
     _order_fault("rows-groups-64", "rows put in groups of 64 of up and gate, which is CuTe-DSL's order", GROUPS_64, "", ("vllm#52240",)),
     _order_fault("rows-interleaved-swapped", "halves swapped while the rows still alternate g0,u0,g1,u1", INTERLEAVED_SWAPPED,
                  "de-interleave first: gate = w13[:, 0::2], up = w13[:, 1::2]; then ", ("vllm#46641", "vllm#46645")),
-    _slot_fault("rows-swapped-without-gate", "the halves of w13 swapped in a layer that has no gate", W13,
+    slot_fault("rows-swapped-without-gate", "the halves of w13 swapped in a layer that has no gate", W13,
                 "swap halves for gated activations only", ("vllm#51038",), "a layer without gate",
                 lambda key, form, c: {"order": UP_GATE} if form.halves == 1 and key in W13 else None),
-    _slot_fault("padding-at-end", "w13 padded once at its end, so that the gate/up boundary moved", W13,
+    slot_fault("padding-at-end", "w13 padded once at its end, so that the gate/up boundary moved", W13,
                 "pad each half on its own before joining them", ("vllm#51038",), "an intermediate size that needs padding", lambda key, form, c: {"padding": PAD_END}),
-    *(_slot_fault(f"rows-shuffled-{s.block}", f"rows shuffled in blocks of {s.block}, as TRT-LLM-gen's kernels want them", EVERY,
+    slot_fault("experts-stride", "experts stand at a stride of their own size; the kernel looks for each at the padded size", (*PAYLOADS, *SCALES),
+               "pad every expert on its own before stacking or swizzling them", ("TransformerEngine#2924",), "a size that needs padding, and several experts",
+               lambda key, form, c: {"padding": PAD_ALL} if form.layout.padded(form.halves * form.padded_rows, form.padded_columns)[0] != form.halves * form.rows else None),
+    *(slot_fault(f"rows-shuffled-{s.block}", f"rows shuffled in blocks of {s.block}, as TRT-LLM-gen's kernels want them", EVERY,
                   "do not call shuffle_matrix_a for this kernel", ("sglang#26884", "vllm#52240"), "rows that differ",
                   lambda key, form, c, s=s: {"shuffle": s} if form.shuffle != s else None)
       for s in ROW_SHUFFLES),
-    _slot_fault("rows-shuffled-twice", "rows shuffled twice", EVERY, "permute rows once, by get_w2_permute_indices_with_cache (FlashInfer)",
+    slot_fault("rows-shuffled-twice", "rows shuffled twice", EVERY, "permute rows once, by get_w2_permute_indices_with_cache (FlashInfer)",
                 ("sglang#26884",), "rows that differ", lambda key, form, c: {"shuffle": SHUFFLED_TWICE} if form.shuffle is SHUFFLE_32 else None),
-    _slot_fault("rows-not-shuffled", "rows not shuffled", EVERY, "permute rows by get_w2_permute_indices_with_cache (FlashInfer), scales and biases too",
+    slot_fault("rows-not-shuffled", "rows not shuffled", EVERY, "permute rows by get_w2_permute_indices_with_cache (FlashInfer), scales and biases too",
                 ("sglang#26884", "vllm#52240"), "rows that differ", lambda key, form, c: {"shuffle": None} if form.shuffle is not None else None),
 )
 
@@ -130,11 +110,11 @@ def _fits(layout: Layout | Composed, form: Form) -> bool:
 
 
 def _scale_layout(id: str, title: str, slots: Slots, reports: tuple[str, ...]) -> Fault:
-    return _slot_fault(id, title, SCALES, "lay out linear uint8 scales once, as the kernel reads them", reports, _PLACE_NEEDS, slots)
+    return slot_fault(id, title, SCALES, "lay out linear uint8 scales once, as the kernel reads them", reports, _PLACE_NEEDS, slots)
 
 
 def _weight_layout(id: str, title: str, slots: Slots, reports: tuple[str, ...]) -> Fault:
-    return _slot_fault(id, title, PAYLOADS, "lay out the packed weights once, as the kernel reads them", reports, "K above 128 and rows that differ", slots)
+    return slot_fault(id, title, PAYLOADS, "lay out the packed weights once, as the kernel reads them", reports, "K above 128 and rows that differ", slots)
 
 
 _OTHER = (("128x4", "swizzled 128x4", SWIZZLE_128x4), ("8x4", "swizzled 8x4", SWIZZLE_8x4), ("fold", "folded for SM90", SM90_SCALE_FOLD))
@@ -143,6 +123,8 @@ LAYOUT_FAULTS = (
     _scale_layout("scales-twice", "block scales swizzled or folded twice", _composed(None, None), ("modular#6600",)),
     _scale_layout("scales-128x4", "block scales swizzled 128x4, which is the SM100 order", _layout(SWIZZLE_128x4), ("vllm#51038",)),
     _scale_layout("scales-8x4", "block scales swizzled 8x4", _layout(SWIZZLE_8x4), ("flashinfer#4574",)),
+    _scale_layout("scales-128x4-mistaken", "block scales swizzled 128x4 with a tile's rows split (32, 4) for (4, 32)",
+                  lambda key, form, c: {"layout": MISTAKEN_128x4} if form.layout is SWIZZLE_128x4 and _fits(MISTAKEN_128x4, form) else None, ("Fuser#4745",)),
     _scale_layout("scales-sm90-fold", "block scales folded for SM90", _layout(SM90_SCALE_FOLD), ("vllm#51038",)),
     _scale_layout("scales-transposed", "block scales transposed", _layout(TRANSPOSED), ("vllm#47115",)),
     _scale_layout("scales-v-cache", "block scales in the V-cache 4x4 order", _layout(V_CACHE_4x4), ()),
@@ -154,20 +136,6 @@ LAYOUT_FAULTS = (
     _weight_layout("weights-twice", "packed weights interleaved twice", _composed(None, None), ("sglang#28963",)),
     _weight_layout("weights-sm90-interleave", "packed weights interleaved for SM90", _layout(SM90_WEIGHT_INTERLEAVE), ("vllm#51038",)),
     _weight_layout("weights-sm12x-tiles", "packed weights in SM12x's tiles", _layout(SM12X_WEIGHT_TILES), ()),
-)
-
-
-VALUE_FAULTS = (
-    _slot_fault("padding-not-zero", "the padding holds other bytes than zeros", EVERY, "zero the padded buffer before loading (torch.zeros, not torch.empty)",
-                ("sglang#9346", "Primus-Turbo#383", "Lvllm#110"), "padding of w13 and of w2 that meet, both with scales that are not zero", lambda key, form, c: {"fill": 0x77}),
-    _slot_fault("nibbles-swapped", "the two codes of each byte are swapped: element 2i must be in the low nibble", PAYLOADS,
-                "swap back: (b & 15) << 4 | b >> 4; or correct the packer", ("torchao#3123", "triton#5197", "imp#567"), "any weights", lambda key, form, c: {"values": SWAP_NIBBLES}),
-    _slot_fault("scales-cast-by-value", "block scales cast by value: the number that a scale means became its byte", SCALES,
-                "reinterpret: scale.view(torch.uint8), never .to(torch.uint8)", ("vllm#51419",), "scales below 1 (they become 0)",
-                lambda key, form, c: {"values": CAST_E4M3_BY_VALUE if c.weights.outer else CAST_BY_VALUE}),
-    _slot_fault("scales-cast-to-e4m3", "block scales cast by value to float8_e4m3fn: the byte became a number", SCALES,
-                "reinterpret: scale.view(torch.float8_e4m3fn), never .to(torch.float8_e4m3fn)", ("vllm#51419",), "any scales that differ",
-                lambda key, form, c: {"values": CAST_TO_E4M3} if c.operand(key).dtype == torch.float8_e4m3fn else None),
 )
 
 
@@ -257,4 +225,4 @@ BIAS_FAULTS = (
           "pass no biases, or zeros; memory that was allocated for them and never written is not zero"),
 )
 
-OPERAND_FAULTS = (*ROW_ORDER_FAULTS, *LAYOUT_FAULTS, *VALUE_FAULTS, *UNNAMED_FAULTS, *EXPERT_FAULTS, *BIAS_FAULTS)
+OPERAND_FAULTS = (*ROW_ORDER_FAULTS, *LAYOUT_FAULTS, *VALUE_FAULTS, *UNNAMED_FAULTS, *EXPERT_FAULTS, *BIAS_FAULTS, *DAMAGE_FAULTS, *LAYER_FAULTS)

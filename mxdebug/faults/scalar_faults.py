@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..reference import MoELayer
+from ..reference import MoELayer, Parallel
 from .fault import SCALARS, Fault, Situation, needs
 
 ALPHAS = ("w13_alpha", "w2_alpha")
@@ -80,6 +80,8 @@ SCALAR_FAULTS = (
     _make("global-of-other-half", "the global scale of w3 is taken for both halves; the recipe takes w1's", ("w13_alpha",),
           lambda key, right, layer: None if layer.gate is None else right[key] * layer.up.global_scale.float() / layer.gate.global_scale.float(),
           "w1 and w3 with global scales that differ", "requantise w1 and w3 to one global scale when they are joined"),
+    _make("weight-global-squared", "the weights' global scale is multiplied in twice", ALPHAS, lambda key, right, layer: right[key] * _weight(key, layer),
+          _NEED, "multiply by it once: as alpha, and nowhere else", ("charlie12345/ROCmFPX#85",)),
     _make("global-of-another-expert", "global scales of other experts", SCALARS, lambda key, right, layer: right[key].roll(1),
           "global scales that differ by expert", "index global scales with the same expert ids as the weights"),
 )
@@ -94,4 +96,30 @@ _SHARED = Fault(
     "global-shared-by-halves", "w1 and w3 have different global scales, and the kernel takes one number for both", ("w13_alpha",), _apart,
     "the checkpoint's global scales of w1 and w3", "a checkpoint whose w1 and w3 were quantised apart", "requantise w1 and w3 to one global scale when they are joined")
 _OTHER = _make("global-other", "a global scale has another value than the checkpoint's", SCALARS, lambda key, right, layer: right[key] * 1.5, _NEED, _FIX)
-CHECKPOINT_FAULTS = (_SHARED, _OTHER)
+_NOT_LOADED = _make(
+    "global-not-loaded", "a global scale is no positive number: memory that was never written", SCALARS, lambda key, right, layer: _nobody(right[key]), _NEED,
+    "fill scale slots with NaN before loading and check them afterwards; a missing input scale needs calibration or a bound", ("vllm#45212", "sglang#13162", "compressed-tensors#595"))
+CHECKPOINT_FAULTS = (_SHARED, _OTHER, _NOT_LOADED)
+
+
+def _nobody(t: Tensor) -> Tensor:
+    """The last expert's number as fresh memory may have it: 0."""
+    out = t.clone()
+    out[-1] = 0.0
+    return out
+
+
+def _another_rank(s: Situation, keys: tuple[str, ...]) -> Situation:
+    p = s.parallel
+    needs(p.ep_size > 1, "global-of-another-rank", "ep_size above 1")
+    other = s.plan.scalars(s.layer.part(Parallel(p.tp_size, p.tp_rank, p.ep_size, (p.ep_rank + 1) % p.ep_size)))
+    old = s.plan.scalars
+    keys = tuple(k for k in keys if k in other)
+    needs(bool(keys), "global-of-another-rank", _NEED)
+    return replace(s, plan=replace(s.plan, scalars=lambda layer: {**old(layer), **{k: other[k] for k in keys}}))
+
+
+RANK_FAULTS = (
+    Fault("global-of-another-rank", "global scales of another expert-parallel rank's experts", SCALARS, _another_rank, "the numbers equal those of another rank's experts",
+          "ep_size above 1, and global scales that differ by expert", "slice global scales with the ep_rank whose experts were loaded", ("sglang#21602",)),
+)

@@ -50,6 +50,10 @@ SM12X_WEIGHT_TILES = Layout(
     (("u", 2), ("bh", 2), ("w", 2), ("c", 8), ("kb", 2), ("rh", 4)), pads=False,
     source="FlashInfer _cute_dsl_pack_fp4_weight")
 
+MISTAKEN_128x4 = Layout(
+    "128x4 with rows split (32, 4)", "(mt m32 m4) (kt k4) -> mt kt m32 m4 k4", (("m32", 32), ("m4", 4), ("k4", 4)), pads=True,
+    source="a mistake of references (NVIDIA Fuser pull request 4745): no kernel reads this")
+
 SCALE_LAYOUTS = (SM90_SCALE_FOLD, LINEAR, SWIZZLE_128x4, SWIZZLE_8x4, TRANSPOSED, V_CACHE_4x4)
 WEIGHT_LAYOUTS = (SM90_WEIGHT_INTERLEAVE, LINEAR, SM12X_WEIGHT_TILES)
 LAYOUTS = {layout.name: layout for layout in (*SCALE_LAYOUTS, *WEIGHT_LAYOUTS)}

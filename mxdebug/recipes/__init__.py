@@ -6,8 +6,10 @@ from ..errors import MxdebugError
 from . import vllm
 from .plan import Plan, logical_operands
 from .recipe import Recipe
-from .form import PAD_END, PAD_HALVES, Form
-from .stages import CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, SWAP_NIBBLES, Experts, Lay, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype, Values
+from .form import PAD_ALL, PAD_END, PAD_HALVES, Form
+from .stages import Experts, Lay, PadAll, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype
+from .values import (CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, E4M3_AS_E8M0, E4M3_FLUSHED, E4M3_ROUNDED_UP, E4M3_SHIFTED, E8M0_AS_E4M3, E8M0_FLUSHED,
+                     E8M0_SHIFTED, SWAP_NIBBLES, SplitHalves, Values)
 
 RECIPES: tuple[Recipe, ...] = vllm.RECIPES
 
@@ -26,4 +28,6 @@ def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
     raise MxdebugError("recipe", f"one of: {known}", f"{engine} {path} for {checkpoint}", "no conversion is written for this combination")
 
 
-__all__ = ["CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "CAST_TO_E4M3", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadEnd", "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "Stage", "ToDtype", "Values", "logical_operands", "recipe"]
+__all__ = ["CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "CAST_TO_E4M3", "E4M3_AS_E8M0", "E4M3_FLUSHED", "E4M3_ROUNDED_UP", "E4M3_SHIFTED", "E8M0_AS_E4M3",
+           "E8M0_FLUSHED", "E8M0_SHIFTED", "PAD_ALL", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadAll", "PadEnd",
+           "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "logical_operands", "recipe"]

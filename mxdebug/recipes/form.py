@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ..layouts import Composed, Layout, RowOrder, RowShuffle
-from .stages import Experts, Lay, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype, Values
+from .stages import Experts, Lay, PadAll, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype
+from .values import SplitHalves, Values
 
-PAD_HALVES, PAD_END = "each half on its own", "once at the end"
+PAD_HALVES, PAD_END, PAD_ALL = "each half on its own", "once at the end", "once, behind the last expert"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Form:
     was       the order of the rows in the file, for prints
     values    slot: how the bytes' values were changed (none is right)
     experts   slot: the checkpoint's experts, in the order in which they stand here; None: as they are
-    padding   slot: PAD_HALVES or PAD_END
+    padding   slot: PAD_HALVES, PAD_END or PAD_ALL (of matrices)
     order     slot: the order of the rows of w13; None where there are no halves
     shuffle   slot: a permutation of rows within blocks (none is right for CUTLASS)
     fill      slot: the byte in the padding
@@ -47,7 +48,7 @@ class Form:
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     stored: torch.dtype | None = None
-    values: Values | None = None
+    values: Values | SplitHalves | None = None
     experts: tuple[int, ...] | None = None
     padding: str = PAD_HALVES
     shuffle: RowShuffle | None = None
@@ -64,20 +65,26 @@ class Form:
             out.append(Rows(self.order, was=self.was))
         if (self.rows, columns) != (self.padded_rows, padded_columns) and self.padding == PAD_END:
             out.append(PadEnd(self.halves * self.rows, self.halves * self.padded_rows, columns, padded_columns))
+        rows = self.halves * self.padded_rows
+        if self.padding == PAD_ALL:
+            rows = self.layout.padded(rows, padded_columns)[0]
+            out.append(PadAll(self.halves * self.rows, rows, columns, padded_columns))
         if self.shuffle is not None:
             out.append(Shuffle(self.shuffle))
         if self.layout is not None:
-            out.append(Lay(self.layout, self.halves * self.padded_rows, padded_columns, self.shape))
+            out.append(Lay(self.layout, rows, padded_columns, self.shape))
         out += [ToDtype(d) for d in (self.stored, self.dtype) if d is not None]
         return tuple(out)
 
     def row_indices(self) -> Tensor:
-        """int64 [halves * padded_rows]: the logical row that stands in each row before the layout; -1 is padding."""
+        """int64 [halves * padded_rows]: the logical row that stands in each row before the layout; -1 is padding (PAD_ALL: or another expert's)."""
         rows = torch.arange(self.halves * self.rows)[:, None]
         for stage in self.stages:
             if isinstance(stage, (PadHalves, PadEnd)):
                 stage = replace(stage, cols=1, padded_cols=1, **({"fill": -1} if isinstance(stage, PadHalves) else {}))
                 rows = stage.apply(rows[None] + 1)[0] - 1 if isinstance(stage, PadEnd) else stage.apply(rows[None])[0]
+            elif isinstance(stage, PadAll):
+                rows = torch.nn.functional.pad(rows, (0, 0, 0, self.halves * self.padded_rows - len(rows)), value=-1)
             elif isinstance(stage, (Rows, Shuffle)):
                 rows = stage.apply(rows[None])[0]
         return rows[:, 0]

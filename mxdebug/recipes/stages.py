@@ -5,7 +5,6 @@ Every stage takes and gives a tensor whose axis 0 is the expert and axis 1 the r
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..errors import MxdebugError
-from ..formats import E4M3, words
 from ..layouts import Composed, Layout, RowOrder, RowShuffle
 
 
@@ -86,6 +84,30 @@ class PadEnd:
 
 
 @dataclass(frozen=True)
+class PadAll:
+    """Put the experts' rows one behind the other and pad once, behind the last: a kernel that looks for expert e at e * `padded_rows` finds
+    another's rows. A fault."""
+
+    rows: int
+    padded_rows: int
+    cols: int
+    padded_cols: int
+    lossless: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"experts at a stride of {self.rows} rows, not {self.padded_rows}"
+
+    def apply(self, t: Tensor) -> Tensor:
+        missing = t.shape[0] * (self.padded_rows - self.rows)
+        joined = torch.nn.functional.pad(t.flatten(0, 1), (0, self.padded_cols - self.cols, 0, missing))
+        return joined.unflatten(0, (t.shape[0], self.padded_rows))
+
+    def undo(self, t: Tensor) -> Tensor:
+        return t.flatten(0, 1)[: t.shape[0] * self.rows, : self.cols].unflatten(0, (t.shape[0], self.rows))
+
+
+@dataclass(frozen=True)
 class Shuffle:
     """Permute rows within blocks, as TRT-LLM-gen's kernels want them. Not part of a CUTLASS recipe: there, a fault."""
 
@@ -119,52 +141,6 @@ class Experts:
 
     def undo(self, t: Tensor) -> Tensor:
         return t[torch.argsort(torch.tensor(self.order))]
-
-
-@dataclass(frozen=True)
-class Values:
-    """Change the value of every byte by a table of 256. No recipe does this: a fault."""
-
-    name: str
-    table: tuple[int, ...]
-
-    @property
-    def lossless(self) -> bool:
-        return len(set(self.table)) == 256
-
-    def apply(self, t: Tensor) -> Tensor:
-        return _translated(t, self.table)
-
-    def undo(self, t: Tensor) -> Tensor:
-        """The inverse; where bytes were merged, the lowest byte that leads there."""
-        inverse = torch.zeros(256, dtype=torch.uint8)
-        for source in range(255, -1, -1):
-            inverse[self.table[source]] = source
-        return _translated(t, tuple(inverse.tolist()))
-
-
-SWAP_NIBBLES = Values("nibbles swapped", tuple((b & 15) << 4 | b >> 4 for b in range(256)))
-# What `.to(torch.uint8)` does to a float8_e8m0fnu scale: the number 2^(b-127) is truncated to an integer, modulo 256.
-CAST_BY_VALUE = Values("cast by value", tuple(2 ** (b - 127) % 256 if b >= 127 else 0 for b in range(256)))
-# The same for a float8_e4m3fn scale; NaN becomes 0.
-CAST_E4M3_BY_VALUE = Values("E4M3 cast by value", tuple(int(v) % 256 if v == v else 0 for v in E4M3.table().tolist()))
-# What `.to(torch.float8_e4m3fn)` does to a scale byte: the byte as a number, rounded to E4M3.
-CAST_TO_E4M3 = Values("cast to E4M3", tuple(E4M3.encode(torch.arange(256.0)).tolist()))
-
-
-def _translated(t: Tensor, table: tuple[int, ...]) -> Tensor:
-    """uint8 bytes of any shape by a table of 256. Two bytes a lookup where they come in pairs: several times faster."""
-    if t.numel() % 2:
-        return torch.tensor(table, dtype=torch.uint8, device=t.device)[t.long()]
-    pairs = words(t.flatten(), torch.int16).int() & 0xFFFF
-    return _pairs(table).to(t.device).index_select(0, pairs).view(torch.uint8).reshape(t.shape)
-
-
-@functools.lru_cache(maxsize=8)
-def _pairs(table: tuple[int, ...]) -> Tensor:
-    """int16 [65536]: what two bytes, as one number, become."""
-    one, both = torch.tensor(table, dtype=torch.int32), torch.arange(1 << 16)
-    return (one[both & 255] | one[both >> 8] << 8).to(torch.int16)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ...formats import E4M3, E4M3_SCALE, recode_e4m3_to_s0e5m3, recode_e4m3_to_s
 from ...layouts import SWIZZLE_128x4
 from ...layouts.catalogue import cutedsl_sm100_view
 from ...reference_linear import LinearLayer
-from ..stages import CAST_E4M3_BY_VALUE, SWAP_NIBBLES
+from ..values import CAST_E4M3_BY_VALUE, SWAP_NIBBLES
 from .padding import PackedBytes, elements_of, padding_bytes, round_up
 
 # -- what a slot can hold; the first of each is right ---------------------------------------------------------------

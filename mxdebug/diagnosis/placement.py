@@ -1,0 +1,87 @@
+"""What the block scales of a call's weights say without a checkpoint: NaN codes, and statistics of their order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..contracts import Contract
+from ..errors import MxdebugError
+from ..exchange.examine import chance, explained_by_means
+from ..faults import FAULTS
+from ..layouts import LINEAR, SM90_SCALE_FOLD, SWIZZLE_8x4, SWIZZLE_128x4, Layout
+from .finding import PROVED, SUSPECTED, Finding
+from .given import Given
+
+SCALES = ("w13_scale", "w2_scale")
+_FAULT = {
+    LINEAR.name: "scales-linear",
+    SWIZZLE_128x4.name: "scales-128x4",
+    SWIZZLE_8x4.name: "scales-8x4",
+    SM90_SCALE_FOLD.name: "scales-sm90-fold",
+}
+_LAYOUTS = (LINEAR, SWIZZLE_128x4, SWIZZLE_8x4, SM90_SCALE_FOLD)
+SIGMAS = 8.0  # of the statistic's own scatter; there are at most three other orders of two operands to be mistaken for
+EXPERTS = 4  # whose scales are looked at
+
+
+def nan_scales(given: Given) -> list[Finding]:
+    """Block scales of weights that are NaN to the kernel, in whatever order they lie."""
+    out = []
+    for key in SCALES:
+        data, experts = _bytes(given.contract, key, given), given.experts
+        nan = (data & 0x7F) == 0x7F if given.contract.weights.outer else data == 0xFF
+        if nan.any():
+            which = nan.reshape(experts, -1).any(1).nonzero().flatten().tolist()
+            out.append(
+                Finding(
+                    FAULTS["scales-nan"],
+                    PROVED,
+                    given.contract.operand(key).title,
+                    f"{int(nan.sum())} of {nan.numel()} bytes are NaN's code, in expert{'s' if len(which) > 1 else ''} {', '.join(map(str, which[:8]))}",
+                )
+            )
+    return out
+
+
+def suspect(given: Given) -> list[Finding]:
+    """Layouts in which the scales look far more like rows and columns with levels of their own than in the contract's."""
+    out = []
+    for key in SCALES:
+        form, layer = given.contract.operand(key).layout, given.base.layer
+        if form is None or form.name not in _FAULT:
+            continue
+        halves = 1 if layer.gate is None else 2
+        rows, k = (halves * layer.intermediate, layer.hidden) if key == "w13_scale" else (layer.hidden, layer.intermediate)
+        columns = k // layer.up.format.block
+        data = _bytes(given.contract, key, given).reshape(given.experts, -1)[:EXPERTS]
+        shares = {layout: s for layout in _LAYOUTS if (s := _share(data, layout, rows, columns)) is not None}
+        if form not in shares:
+            continue
+        best = max(shares, key=lambda layout: shares[layout])
+        scatter = chance(rows, columns) / len(data) ** 0.5
+        if best is not form and shares[best] - shares[form] > SIGMAS * scatter:
+            out.append(
+                Finding(
+                    FAULTS[_FAULT[best.name]],
+                    SUSPECTED,
+                    given.contract.operand(key).title,
+                    f"means of rows and columns explain {100 * shares[best]:.1f} % of these bytes as {best.name}, {100 * shares[form]:.1f} % as {form.name}, "
+                    "which the kernel reads; the converted weights next to the checkpoint would decide",
+                )
+            )
+    return out
+
+
+def _share(data: Tensor, layout: Layout, rows: int, columns: int) -> float | None:
+    try:
+        if torch.tensor(layout.padded(rows, columns)).prod() != data.shape[1]:
+            return None
+    except MxdebugError:
+        return None
+    shares = [explained_by_means(layout.unpack(d, rows, columns).reshape(rows, columns)) for d in data]
+    return None if any(s is None for s in shares) else sum(shares) / len(shares)
+
+
+def _bytes(contract: Contract, key: str, given: Given) -> Tensor:
+    return contract.operand(key).payload(contract.get(key, given.arguments))
