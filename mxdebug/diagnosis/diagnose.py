@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..calls import Call, load
 from ..checkpoints import Checkpoint, CheckpointLayer, CheckpointLinear, open_checkpoint
+from ..checkpoints.settings import Routing
 from ..contracts import Contract, LinearContract, Seen, find, find_linear
 from ..contracts.activation import read_activation
 from ..errors import MxdebugError
@@ -21,21 +22,24 @@ from ..faults import FAULTS, INPUT_FAULTS
 from ..metrics import compare
 from ..recipes import Plan, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
-from . import activations, operands, outputs, parameters
+from ..scan.index import Index
+from . import activations, operands, outputs, parameters, placement
 from . import scalars as global_scales
-from .finding import CRASHED, PENDING, PROVED, RIGHT, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
+from .finding import CRASHED, PENDING, PROVED, RIGHT, SUSPECTED, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
 from .given import Given
 from .linear import diagnose_linear
 from .linear_elsewhere import besides
 from .linear_locate import locate_linear
 from .locate import locate, position
+from .where import where
 from .recover import Source
 
 TOKENS = 64  # at most this many tokens are emulated
 
 
 def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None = None, *, layer: int | None = None,
-             engine: str = "vllm", tp: Parallel | tuple[int, int] | None = None, sent: Sequence[Tensor] | None = None, module: str | None = None) -> Diagnosis:
+             engine: str = "vllm", tp: Parallel | tuple[int, int] | None = None, sent: Sequence[Tensor] | None = None, module: str | None = None,
+             index: Index | None = None) -> Diagnosis:
     """Say what is wrong with one recorded call, how sure that is, where, and what to change; or that the call is right.
 
     call        a Call, or the folder of a FlashInfer dump that holds exactly one
@@ -45,9 +49,19 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     tp          the tensor-parallel position (size, rank), for kernels that are not told (TRT-LLM, CuTe-DSL) where the bytes do not show it
     module      for a call of a linear kernel: the layer's name, such as model.layers.0.self_attn.qkv_proj; None: found by the rows of the weight
     sent        what each rank's tokens were before they were quantised, [rows, H] in rank order: it decides in which order scales lie
+    index       an index of a MoE checkpoint (`mxdebug scan --index`): layer and tensor-parallel slice are then found by it, not by reading every layer
     Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other.
     """
     call = call if isinstance(call, Call) else load(call)
+    if index is not None and layer is None and call.status != "pending flush" and find_linear(call.function, call.arguments) is None:
+        place = where(call, index)
+        layer, tp = place.layer, tp or (place.parallel if place.parallel.tp_size > 1 else None)
+    d = _diagnose(call, checkpoint, layer, engine, tp, sent, module)
+    return replace(d, open=(f"the outputs could not be read: {call.lost}", *d.open)) if call.lost else d
+
+
+def _diagnose(call: Call, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None, layer: int | None, engine: str,
+              tp: Parallel | tuple[int, int] | None, sent: Sequence[Tensor] | None, module: str | None) -> Diagnosis:
     facts = _facts(call)
     if call.status == "pending flush":
         return Diagnosis(PENDING, "FlashInfer recorded this call inside a CUDA graph and never wrote its tensors; that is no crash. Call "
@@ -141,7 +155,7 @@ def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: Mxde
 
 def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...], output: Tensor | None,
                         scales: ScaleFinding | None) -> Diagnosis:
-    findings = [*_from_tokens(given), *activations.findings(given.contract, scales)]
+    findings = [*_from_tokens(given), *activations.findings(given.contract, scales), *global_scales.not_loaded(given), *placement.nan_scales(given), *placement.suspect(given)]
     need = "whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR"
     besides = f"; besides: {_titles(findings)}" if findings else ""
     if output is None and call.status == "crashed":
@@ -154,23 +168,26 @@ def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], 
     findings = [*evidence.findings, *findings]
     if not evidence.follows and not evidence.findings:
         verdict, summary = UNEXPLAINED, f"{_follows_not(evidence)}{besides}"
+    elif findings and all(f.strength == SUSPECTED for f in findings):
+        verdict, summary = UNDECIDED, f"the kernel computed exactly what it was given; suspected, no more: {_titles(findings)}"
     elif findings:
         verdict, summary = WRONG, _titles(findings)
     else:
         verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
     return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None,
-                     (_compared(evidence), "router weights"), (*evidence.open, *activations.remains(scales), need), follows=evidence.follows)
+                     (_compared(evidence), evidence.floor, "router weights; the order of block scales by statistics"), (*evidence.open, *activations.remains(scales), need), follows=evidence.follows)
 
 
 _NO_RETURN = "inputs without outputs: the call did not return. "
 _NO_OUTPUT = "the dump holds no output, so what the kernel computed was not checked"
 
 
-def _from_tokens(given: Given) -> list[Finding]:
-    """What router weights, expert ids and activations say by themselves."""
-    return [*parameters.examine_router(given.base.router, given.contract.operand("router").argument),
+def _from_tokens(given: Given, routing: Routing = Routing()) -> list[Finding]:
+    """What router weights, expert ids and activations say by themselves, or by what config.json says of routing."""
+    ids, experts = given.base.experts, given.experts * given.base.parallel.ep_size
+    return [*parameters.examine_router(given.base.router, given.contract.operand("router").argument, routing, (ids >= 0) & (ids < experts)),
             *parameters.examine_inputs(given.base, given.contract, given.experts * given.base.parallel.ep_size),
-            *activations.zeros(given.contract, given.arguments)]
+            *activations.zeros(given.contract, given.arguments), *activations.exponents(given.contract, given.arguments)]
 
 
 def _compared(evidence: outputs.OutputEvidence) -> str:
@@ -195,8 +212,10 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
                       f"{layer.intermediate}, rows {chosen.rows.name}" + _position(parallel, here)))
     source = Source(layer, parallel)
     evidence = operands.examine(contract, plan, source, args)
-    findings = [*evidence.findings, *global_scales.examine(given, plan, part),
-                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance), *_from_tokens(given), *activations.findings(contract, scales)]
+    findings = [*evidence.findings, *global_scales.examine(given, plan, _meant(evidence.findings, part), _other_ranks(plan, layer, parallel)),
+                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance), *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
+    if any(f.id == "ep-rank" for f in findings):  # one mistake: then the global scales are that rank's too
+        findings = [f for f in findings if f.id != "global-of-another-rank"]
     if {"w13", "w2"} <= evidence.foreign:
         findings = []  # against another layer's weights nothing else means anything
     asked_right = not (findings or evidence.broken or evidence.same_values)  # then what was passed is the right call itself
@@ -235,11 +254,13 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     checked += [f"{contract.operand(k).title}: not read on tp_rank {parallel.tp_rank}" for k in evidence.unread]
     checked.append(_compared(kernel) if kernel else "no output was recorded: distances are those of an emulation of what was passed")
     checked += [f"{f.evidence}; it meets zeros and changes nothing (no fault)" for f in harmless]
+    if kernel:
+        checked.append(kernel.floor)
     if asked_right and kernel and not kernel.follows and not kernel.findings:
         checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
                        "write, at a race (does the same call give the same output?)")
     open_ = [*evidence.open, *activations.remains(scales), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
-             *parameters.vacuity(part, right_trace, base, part.experts)]
+             *parameters.vacuity(contract, part, right_trace, base, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_),
                      evidence.states, kernel.follows if kernel else None)
 
@@ -287,6 +308,20 @@ def _check_fit(got: tuple[int, int, int], part: MoELayer, plan: Plan, chosen: Ch
     if got != want:
         raise MxdebugError("call and checkpoint", f"experts, intermediate, hidden {list(want)}: layer {chosen.index}'s part for tp {p.tp_rank}/{p.tp_size}, "
                            f"ep {p.ep_rank}/{p.ep_size}, padded for the kernel", f"{list(got)}", "another checkpoint or layer, or a tensor-parallel position that the kernel is not told: --tp SIZE RANK")
+
+
+def _other_ranks(plan: Plan, layer: MoELayer, p: Parallel) -> list[Mapping[str, Tensor]]:
+    """The global scales that the other expert-parallel ranks are passed."""
+    if layer.up.global_scale is None:
+        return []
+    return [plan.scalars(layer.part(Parallel(p.tp_size, p.tp_rank, p.ep_size, rank))) for rank in range(p.ep_size) if rank != p.ep_rank]
+
+
+def _meant(findings: tuple[Finding, ...], part: MoELayer) -> MoELayer:
+    """The part whose global scales belong to the operands: the checkpoint's, or what was made of it before the recipe."""
+    for f in findings:
+        part = f.fault.layer(part) if f.fault.layer else part
+    return part
 
 
 def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor | None]:
