@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from .errors import MxdebugError
+from .commands.catalogue import confusion, faults
+from .commands.cut import cut
+from .commands.repeats import repeats
+from .commands.scan import scan
+from .commands.weights import weights
+from .commands.where import where
+from .errors import MxdebugError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .calls import Recording
+    from .checkpoints import Checkpoint
     from .diagnosis import Diagnosis
 
 MANY = 8
@@ -49,10 +57,13 @@ def main() -> None:
 @click.option("--engine", default="vllm", show_default=True, help="Whose recipe the operands should follow.")
 @click.option("--module", help="For a linear kernel: the layer's name, such as model.layers.0.self_attn.qkv_proj; without it, it is found by the weights' rows.")
 @click.option("--tp", type=(int, int), metavar="SIZE RANK", help="Tensor-parallel position, for kernels that are not told (TRT-LLM, CuTe-DSL).")
+@click.option("--index", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of the checkpoint, from `mxdebug scan --index`: finds layer and slice at once.")
 @click.option("--sent", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A .safetensors file with what each rank's tokens were before quantisation, one tensor [rows, H] a rank, named in rank order.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures too: no scripts, no weights, no paths, fit to be sent.")
+@click.option("--json", "as_json", type=click.Path(dir_okay=False, path_type=Path), help="Write the diagnosis as JSON too; mxdebug.report.schema says what is in it.")
 def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str | None, engine: str, module: str | None, tp: tuple[int, int] | None,
-             sent: Path | None) -> None:
+             index: Path | None, sent: Path | None, html: Path | None, as_json: Path | None) -> None:
     """Say what is wrong with the calls in DUMP, a folder that FlashInfer wrote (FLASHINFER_LOGLEVEL=10).
 
     Or with one run of a converted linear layer: DUMP is then a .safetensors file that mxdebug.save_run wrote.
@@ -62,40 +73,62 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     from .calls import scan
     from .diagnosis import diagnose as run
     from .reference import Parallel
+    from .report import Entry, Report
+    from .report.record import write_all
 
+    def write(entries: list[Entry], opened: Checkpoint | None = None) -> None:
+        write_all(Report(tuple(entries), dump, checkpoint, layer, module, tp, sent, engine, wanted), html, as_json, opened)
+
+    write([])
     if dump.suffix == ".safetensors" and dump.is_file():
-        sys.exit(_diagnose_file(dump, checkpoint, module, layer, tp, engine))
+        d = _diagnose_file(dump, checkpoint, module, layer, tp, engine)
+        click.echo(str(d))
+        write([Entry(dump.name, "", "run", d)])
+        sys.exit(0 if d.ok else 1)
     recordings, opened = _choose(scan(dump), wanted), None
     if checkpoint is not None:
         from .checkpoints import open_checkpoint
 
         opened = open_checkpoint(checkpoint)
+    found = None
+    if index is not None:
+        from .scan import load_index
+
+        found = load_index(index)
+        if checkpoint is not None and (stale := found.stale(checkpoint)):
+            raise MxdebugError(f"--index {index.name}", "an index of this checkpoint", "; ".join(stale[:3]), "files that changed: mxdebug scan --index again")
     _threads(max(r.size for r in recordings))
-    worst, verdicts = 0, {}
+    worst, verdicts, entries = 0, {}, []
     for r in recordings:
+        call = None
         try:
-            d = run(r.load(), opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent), module=module)
+            call = r.load()
+            d = run(call, opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent), module=module, index=found)
         except MxdebugError as error:
+            entries.append(Entry.of(r, error, call))
             if len(recordings) == 1:
+                write(entries)
                 raise
-            click.echo(f"--- {r.source.name}\nNOT READ: {error}\n")
+            click.echo(f"--- {printable(r.source.name)}\nNOT READ: {error}\n")
             worst, verdict = 2, "not read"
         else:
+            entries.append(Entry.of(r, d, call))
             worst, verdict = max(worst, 0 if d.ok else 1), d.verdict
             if len(recordings) == 1:
                 click.echo(str(d))
             elif d.ok:
-                click.echo(f"--- {r.source.name}\nRIGHT (layer {dict(d.call).get('layer', '?').split(' ')[0]})\n")
+                click.echo(f"--- {printable(r.source.name)}\nRIGHT (layer {dict(d.call).get('layer', '?').split(' ')[0]})\n")
             else:
-                click.echo(f"--- {r.source.name}\n{d}\n")
+                click.echo(f"--- {printable(r.source.name)}\n{d}\n")
         verdicts[verdict] = verdicts.get(verdict, 0) + 1
     if len(recordings) > 1:
         click.echo(f"{len(recordings)} calls: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))
+    write(entries, opened)
     sys.exit(worst)
 
 
-def _diagnose_file(file: Path, checkpoint: Path | None, module: str | None, layer: int | None, tp: tuple[int, int] | None, engine: str) -> int:
-    """Diagnose one run of a linear layer from a file; the exit code."""
+def _diagnose_file(file: Path, checkpoint: Path | None, module: str | None, layer: int | None, tp: tuple[int, int] | None, engine: str) -> Diagnosis:
+    """Diagnose one run of a linear layer from a file."""
     from .checkpoints import open_checkpoint
     from .diagnosis.linear import diagnose_run
     from .diagnosis.linear_elsewhere import besides
@@ -109,19 +142,19 @@ def _diagnose_file(file: Path, checkpoint: Path | None, module: str | None, laye
     arguments = kernel.arguments(run.operands, run.x)
     opened = open_checkpoint(checkpoint)
     located = locate_linear(kernel, arguments, opened, module=module, layer=layer, tp=tp)
-    d = besides(diagnose_run(run, located.chosen, kernel, engine), located, tp, kernel, arguments, opened)
-    click.echo(str(d))
-    return 0 if d.ok else 1
+    return besides(diagnose_run(run, located.chosen, kernel, engine), located, tp, kernel, arguments, opened)
 
 
 def _tokens(file: Path) -> list[Tensor]:
     """The tensors of a .safetensors file in the order of their names."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+
+    from .files import open_safetensors
 
     try:
-        with safe_open(file, "pt") as f:
+        with open_safetensors(file, file.resolve().parent, "not a .safetensors file, or cut off") as f:
             tensors = [f.get_tensor(name) for name in sorted(f.keys())]
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, RuntimeError) as error:
         raise MxdebugError(f"--sent {file.name}", "a .safetensors file", str(error)) from error
     if not tensors:
         raise MxdebugError(f"--sent {file.name}", "one tensor [rows, H] for each rank", "no tensors")
@@ -141,7 +174,7 @@ def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
 
     known = {f for c in ALL.values() for f in (c.function, *c.aliases)}
     if wanted is not None:
-        chosen = [r for r in recordings if (r.sequence == int(wanted) if wanted.isdigit() else wanted in r.source.name)]
+        chosen = [r for r in recordings if (r.sequence == int(wanted) if re.fullmatch(r"[0-9]{1,9}", wanted) else wanted in r.source.name)]
         if not chosen:
             more = f" and {len(recordings) - MANY} more" if len(recordings) > MANY else ""
             raise MxdebugError("call", "one of " + ", ".join(r.source.name for r in recordings[:MANY]) + more, repr(wanted))
@@ -155,7 +188,7 @@ def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
         found = ", ".join(f"{n} of {f}" for f, n in others.items()) or "no recorded call"
         raise MxdebugError("dump", f"a call of {', '.join(sorted(known))}", found, "set FLASHINFER_DUMP_INCLUDE (see mxdebug doctor)")
     if others:
-        click.echo("left out: " + ", ".join(f"{n} calls of {f}" for f, n in others.items()))
+        click.echo(printable("left out: " + ", ".join(f"{n} calls of {f}" for f, n in others.items())))
     if len(chosen) > MANY:
         click.echo(f"{len(chosen)} calls; --call picks some, by number or by a part of the folder's name\n")
     return chosen
@@ -193,29 +226,6 @@ def doctor() -> None:
     from .doctor import report
 
     click.echo(report())
-
-
-@main.command()
-@click.argument("id", required=False)
-@click.option("--linear", "only_linear", is_flag=True, help="Only those that can strike linear layers.")
-def faults(id: str | None, only_linear: bool) -> None:
-    """The catalogue of faults; with an ID, one of them whole."""
-    from .faults import FAULTS, LINEAR_FAULTS, fault
-
-    if id is None:
-        width = max(map(len, FAULTS))
-        for f in FAULTS.values():
-            if not only_linear or f.id in LINEAR_FAULTS or f.strikes == ("linear",):
-                click.echo(f"{f.id:<{width}}  {f.title}")
-        return
-    f = fault(id)
-    linear = LINEAR_FAULTS.get(f.id)
-    strikes = [", ".join(f.strikes)] if f.strikes != ("linear",) else []
-    if linear is not None or not strikes:
-        strikes.append("linear layers: " + (", ".join(linear.strikes) if linear is not None else "the layer's call"))
-    for label, text in (("fault", f"{f.id}: {f.title}"), ("strikes", "; ".join(strikes)), ("proved by", f.gives_away),
-                        ("shows on", f.needs), ("fix", f.fix), ("reports", ", ".join(f.reports) or "none")):
-        click.echo(f"{label:<10} {text}")
 
 
 @main.command()
@@ -367,6 +377,12 @@ def glossary(word: str | None) -> None:
     from .glossary import explain, words
 
     click.echo(words() if word is None else explain(word))
+
+
+main.add_command(scan)
+
+for _command in (cut, confusion, faults, repeats, weights, where):
+    main.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -224,8 +224,8 @@ def test_the_notebook_says_what_its_cells_print() -> None:
         ("a lost alpha, which bends every activation a little, is missed up to 0.12", "alpha lost        " + 4 * "missed " + "noticed"),
         ("relative L2 of 0.0001 was all", "scales-flushed              1.000       1.000       0.0001"),
         ("(c) above 0.99", "0.9958"),
-        ("the fourth all but one", "notices 57 of 58"),
-        ("The first notices about six in ten", "notices 36 of 58"),
+        ("the fourth all but three", "notices 67 of 70"),
+        ("The first notices about six in ten", "notices 44 of 70"),
     ):
         assert said in prose, said
         assert squeezed(printed) in squeezed(outputs), printed

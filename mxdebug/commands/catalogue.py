@@ -1,0 +1,55 @@
+"""`mxdebug faults` and `mxdebug confusion`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("id", required=False)
+@click.option("--linear", "only_linear", is_flag=True, help="Only those that can strike linear layers.")
+@click.option("--book", is_flag=True, help="The whole catalogue as Markdown.")
+def faults(id: str | None, only_linear: bool, book: bool) -> None:
+    """The catalogue of faults, by chapters; with an ID, one of them whole."""
+    from ..book import markdown, record
+    from ..faults import FAULTS, LINEAR_FAULTS
+    from ..faults.families import FAMILIES
+
+    if book:
+        click.echo(markdown())
+    elif id is not None:
+        for label, text in record(id):
+            click.echo(f"{label:<10} {text}")
+    else:
+        width = max(map(len, FAULTS))
+        for chapter in FAMILIES:
+            shown = [FAULTS[i] for i in chapter.ids if not only_linear or i in LINEAR_FAULTS or FAULTS[i].strikes == ("linear",)]
+            if shown:
+                click.echo(f"\n{chapter.title}")
+            for f in shown:
+                click.echo(f"  {f.id:<{width}}  {f.title}")
+
+
+@click.command()
+@click.option("--path", "paths", multiple=True, help="Only this path; several times for several.")
+@click.option("--fault", "ids", multiple=True, help="Only this fault; several times for several.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the cells, as mxdebug keeps them.")
+def confusion(paths: tuple[str, ...], ids: tuple[str, ...], json_file: Path | None) -> None:
+    """Put every fault into probe data on every path and say which evidence names it. Some minutes on a laptop.
+
+    Exit code: 0 no fault is called right with call and checkpoint at hand, 1 one is.
+    """
+    from ..confusion import MISSED, PATHS, as_json, render, table
+    from ..contracts import any_contract
+    from ..faults import fault
+
+    for p in paths:
+        any_contract(p)
+    cases = table(paths or PATHS, [fault(i).id for i in ids] or None, lambda p: click.echo(f"{p} ...", err=True))
+    click.echo(render(cases))
+    if json_file is not None:
+        json_file.write_text(as_json(cases))
+    sys.exit(1 if any(c.found["together"] == MISSED for c in cases) else 0)

@@ -1,0 +1,282 @@
+"""Which evidence names which fault, on which path? Every fault of the catalogue put into probe data and diagnosed, as one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .calls import Call
+from .checkpoints import CheckpointLayer
+from .checkpoints.settings import Routing
+from .diagnosis import Diagnosis, diagnose
+from .diagnosis.finding import CONSISTENT, PROVED, RIGHT, SUSPECTED, UNDECIDED
+from .diagnosis.outputs import follows
+from .diagnosis.weights import diagnose_weights, kept
+from .errors import MxdebugError
+from .faults import FAULTS, OPERANDS, SCALARS, Fault, Situation
+from .faults.call_faults import SCALING
+from .layouts import GATE_UP, INTERLEAVED
+from .probe import probe
+from .recipes import RECIPES
+from .reference import Parallel
+
+PATHS = tuple(dict.fromkeys(r.path for r in RECIPES))
+EVIDENCE = ("weights", "call", "together")
+# How far one kind of evidence got.
+AMONG, RELATED, SEEN, OPEN, MISSED, CANNOT, EQUIVALENT = "among", "related", "seen", "open", "missed", "-", "="
+LEGEND = {
+    PROVED: "named, proved",
+    CONSISTENT: "named; others might explain it too",
+    SUSPECTED: "named, as a suspicion",
+    AMONG: "another fault that gives the same bytes or output is named, and this one with it",
+    SEEN: "said to be wrong, not named",
+    OPEN: "said to be undecided",
+    MISSED: "called right",
+    EQUIVALENT: "changes nothing that the kernel reads, and is called right",
+    CANNOT: "cannot strike here, or not what this evidence is about",
+}
+_LETTER = {
+    PROVED: "P",
+    CONSISTENT: "c",
+    SUSPECTED: "s",
+    AMONG: "a",
+    RELATED: "r",
+    SEEN: "w",
+    OPEN: "?",
+    MISSED: "X",
+    EQUIVALENT: "=",
+    CANNOT: "-",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault in one situation of a path, and what each kind of evidence made of it (one of LEGEND's keys)."""
+
+    fault: Fault
+    path: str
+    situation: Situation | None
+    found: Mapping[str, str]
+    others: tuple[str, ...] = ()
+
+    @property
+    def letters(self) -> str:
+        return "".join(_LETTER[self.found[e]] for e in EVIDENCE)
+
+
+# What config.json must say for these to be seen.
+_ROUTING = {
+    "router-not-renormalised": Routing(True, None, "norm_topk_prob"),
+    "router-renormalised": Routing(False, None, "norm_topk_prob"),
+    "router-scaled-twice": Routing(True, SCALING, "norm_topk_prob, routed_scaling_factor"),
+}
+
+_OF_THE_FILE = ("global-shared-by-halves", "gelu-tanh-as-erf")  # these bring a checkpoint of their own
+# Where a kernel takes one number with a default, the default is "not passed".
+SAME = {f"swiglu-{n}-changed": f"swiglu-{n}-lost" for n in ("alpha", "beta")}
+
+
+def call_of(s: Situation, arguments: Mapping[str, Any], output: Tensor | None) -> Call:
+    """A recorded call with these arguments; without an output it did not return."""
+    return Call(
+        function=s.recipe.contract.function,
+        module="flashinfer",
+        arguments=arguments,
+        defaulted=frozenset(),
+        outputs=() if output is None else (output,),
+        status="crashed" if output is None else "completed",
+        versions={},
+        sequence=1,
+        timestamp="",
+        process=1,
+        graph_capture=False,
+        signature="",
+        source=None,
+    )
+
+
+def layer_of(s: Situation) -> CheckpointLayer:
+    """The checkpoint's layer of a situation."""
+    return CheckpointLayer(
+        0, s.recipe.checkpoint, s.layer, INTERLEAVED if s.recipe.checkpoint == "gpt-oss" else GATE_UP, {}, {}, frozenset()
+    )
+
+
+def situations(path: str) -> Iterator[Situation]:
+    """Right calls of a path, one after the other: plain, on the second of two tensor-parallel ranks, of two expert-parallel ones, top-1, without gate, without biases."""
+    for settings in (
+        {},
+        {"parallel": Parallel(2, 1)},
+        {"parallel": Parallel(1, 0, 2, 1)},
+        {"top_k": 1},
+        {"gated": False},
+        {"biased": False},
+    ):
+        try:
+            yield _probe(path, **settings)
+        except MxdebugError:
+            continue
+
+
+_PROBES: dict[tuple[Any, ...], Situation] = {}
+
+
+def _probe(path: str, **settings: Any) -> Situation:
+    key = (path, *sorted(settings.items(), key=str))
+    if key not in _PROBES:
+        _PROBES[key] = probe(path, **settings)
+    return _PROBES[key]
+
+
+def injected(fault: Fault, path: str) -> tuple[Situation, Situation, dict[str, Any], Tensor | None] | None:
+    """(right situation, struck one, its arguments, its output) in the first situation in which the fault moves the output; else in the first in
+    which it changes anything; None where it cannot strike the path."""
+    fallback = None
+    for s in situations(path):
+        right, output = s.build()
+        for keys in _subsets(fault, s):
+            try:
+                broken = fault.injected(s, keys)
+                arguments, wrong = broken.build()
+            except MxdebugError:
+                continue
+            case = s, broken, arguments, wrong
+            hidden = s.layer.hidden  # what the padding's columns hold is nobody's
+            if wrong is None or not follows(
+                wrong[:, :hidden], output[:, :hidden], max(s.layer.hidden, s.layer.intermediate), s.recipe.contract.roundings
+            ):
+                return case
+            if fallback is None and (
+                fault.id in (*_ROUTING, *_OF_THE_FILE) or not torch.equal(wrong, output) or _differs(right, arguments)
+            ):
+                fallback = case
+    return fallback
+
+
+def _subsets(fault: Fault, s: Situation) -> Iterable[tuple[str, ...] | None]:
+    keys = tuple(k for k in fault.strikes if k in s.plan.forms or k in SCALARS)
+    if fault.id == "wrong-ep-slice":  # of all operands at once it is the stated rank that is wrong, which is another fault
+        return [(k,) for k in keys]
+    return (None, *((k,) for k in keys)) if keys else (None,)
+
+
+def _differs(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two calls' arguments differ in any bit."""
+
+    def flat(arguments: Mapping[str, Any]) -> list[Any]:
+        return [v for value in arguments.values() for v in (value if isinstance(value, (list, tuple)) else (value,))]
+
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return (
+                x.shape == y.shape
+                and x.dtype == y.dtype
+                and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+            )
+        return type(x) is type(y) and x == y
+
+    first, second = flat(a), flat(b)
+    return len(first) != len(second) or not all(same(x, y) for x, y in zip(first, second))
+
+
+def examine(fault: Fault, path: str) -> Case:
+    """Strike a path with a fault and diagnose it with each kind of evidence."""
+    nothing = dict.fromkeys(EVIDENCE, CANNOT)
+    case = None if fault.strikes in (("linear",), ("calls",)) else injected(fault, path)
+    if case is None:
+        return Case(fault, path, None, nothing)
+    s, broken, arguments, wrong = case
+    clean = s.build()[1]
+    moved = (
+        wrong is None or fault.id in (*_ROUTING, *_OF_THE_FILE) or not torch.equal(wrong[:, : s.layer.hidden], clean[:, : s.layer.hidden])
+    )
+    chosen = layer_of(broken if fault.id in _OF_THE_FILE else s)
+    chosen = replace(chosen, routing=_ROUTING.get(fault.id, chosen.routing))
+    told = s.recipe.contract.parallel(arguments).tp_size == s.parallel.tp_size
+    tp = None if told else s.parallel
+    call = call_of(broken, arguments, wrong)
+    ways: dict[str, Callable[[], Diagnosis]] = {"call": lambda: diagnose(call), "together": lambda: diagnose(call, chosen, tp=tp)}
+    if set(fault.strikes) & {*OPERANDS, *SCALARS}:
+        known = kept(s.recipe.contract)
+        ways["weights"] = lambda: diagnose_weights(
+            {k: t for k, t in broken.operands().items() if t is not None and k in known}, path, chosen, parallel=broken.stated
+        )
+    found, others = dict(nothing), []
+    for evidence, way in ways.items():
+        try:
+            d = way()
+        except MxdebugError as error:
+            found[evidence] = SEEN
+            others.append(str(error))
+            continue
+        found[evidence] = _outcome(fault, d, moved)
+        others += [f.id for f in d.findings if f.id != fault.id]
+    return Case(fault, path, s, found, tuple(dict.fromkeys(others)))
+
+
+def _outcome(fault: Fault, d: Diagnosis, moved: bool) -> str:
+    if (f := d.finding(fault.id)) is not None:
+        return f.strength
+    said = (*d.open, *(f.evidence for f in d.findings))
+    if d.finding(SAME.get(fault.id, "")) is not None:
+        return AMONG
+    if any(fault.id in text for text in said) or any("same bytes as" in t or "other reading" in t for t in d.open):
+        return AMONG
+    if d.verdict == RIGHT:
+        return EQUIVALENT if not moved else MISSED
+    if d.verdict == UNDECIDED:
+        return RELATED if d.findings else OPEN
+    return SEEN
+
+
+def table(
+    paths: Iterable[str] = PATHS, faults: Iterable[str] | None = None, progress: Callable[[str], None] = lambda path: None
+) -> list[Case]:
+    """All cases: every fault on every path."""
+    out = []
+    for path in paths:
+        progress(path)
+        out += [examine(FAULTS[id], path) for id in (FAULTS if faults is None else faults)]
+    return out
+
+
+def cells(cases: Iterable[Case]) -> dict[str, dict[str, str]]:
+    """path -> fault id -> three letters; faults that cannot strike a path are left out."""
+    out: dict[str, dict[str, str]] = {}
+    for c in cases:
+        out.setdefault(c.path, {})
+        if c.situation is not None:
+            out[c.path][c.fault.id] = c.letters
+    return out
+
+
+def as_json(cases: Iterable[Case]) -> str:
+    """`cells` as JSON: what mxdebug/data/confusion.json holds."""
+    return json.dumps(cells(cases), indent=1) + "\n"
+
+
+def render(cases: Iterable[Case]) -> str:
+    """The table as text."""
+    return text_of(cells(cases))
+
+
+def text_of(found: Mapping[str, Mapping[str, str]]) -> str:
+    """A line a fault, a column a path, three letters for converted weights, a call, and a call with its checkpoint."""
+    paths = list(found)
+    ids = [id for id in FAULTS if any(id in found[p] for p in paths)]
+    width = max(map(len, ids), default=0)
+    lines = ["Each cell: converted weights next to the checkpoint, one recorded call alone, that call and its checkpoint.", ""]
+    lines += [f"  {_LETTER[k]}  {text}" for k, text in LEGEND.items()] + [""]
+    lines += [f"  ({i}) {p}" for i, p in enumerate(paths, 1)] + [""]
+    lines.append(" " * width + "".join(f"  ({i})" for i in range(1, len(paths) + 1)))
+    lines += [f"{id:<{width}}" + "".join(f"  {found[p].get(id, '---')}" for p in paths) for id in ids]
+    for i, kind in enumerate(("converted weights", "a call alone", "call and checkpoint")):
+        letters = [c[i] for p in paths for c in found[p].values() if c[i] != _LETTER[CANNOT]]
+        counts = ", ".join(f"{letters.count(letter)} {letter}" for letter in _LETTER.values() if letter in letters)
+        lines += [""] * (i == 0) + [f"{kind}: {len(letters)} cases: {counts}"]
+    return "\n".join(lines)

@@ -1,0 +1,217 @@
+"""Probe data, and each kind of evidence alone: converted weights, a call without a checkpoint, an index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mxdebug import recorded
+from mxdebug.calls import load
+from mxdebug.book import FILES, markdown, measured, record
+from mxdebug.confusion import PATHS, call_of, examine, injected, layer_of, situations
+from mxdebug.diagnosis import PROVED, SUSPECTED, diagnose
+from mxdebug.diagnosis.outputs import follows, rounding_floor
+from mxdebug.diagnosis.weights import diagnose_weights, kept
+from mxdebug.diagnosis.where import where
+from mxdebug.errors import MxdebugError
+from mxdebug.faults import FAULTS, KERNEL_FAULTS, Situation
+from mxdebug.faults.families import FAMILIES
+from mxdebug.probe import probe
+from mxdebug.reference import Parallel
+from mxdebug.scan import load_index, scan
+
+MXFP4, NVFP4 = PATHS[0], "nvfp4/FLASHINFER_TRTLLM"
+
+
+# -- probe ------------------------------------------------------------------------------------------------------
+
+# What no output can show on any data of a path, and why.
+NOTHING = {
+    "padding-at-end": "rows in turn: padding comes to lie at the end in either way",
+    "bias-unexpected": "no biases on this path",
+    "global-shared-by-halves": "a fault of the checkpoint, not of the call",
+    "router-renormalised": "a fault by what config.json says",
+}
+
+
+@pytest.mark.parametrize("path", [MXFP4, NVFP4])
+def test_every_fault_moves_the_probe(path: str) -> None:
+    """By more than rounding can, in one of the probe's situations; where a fault changes no byte, the reason is written above."""
+    still = []
+    for f in FAULTS.values():
+        case = None if f.strikes in (("linear",), ("calls",)) else injected(f, path)
+        if case is None:
+            continue
+        s, broken, _, wrong = case
+        right = s.build()[1]
+        if wrong is not None and follows(wrong, right, max(s.layer.hidden, s.layer.intermediate), s.recipe.contract.roundings):
+            still.append(f.id)
+    gone = {f"kernel-{n}" for n in ("fc1-bias-ignored", "fc2-bias-ignored", "bias-on-every-rank")} if "nvfp4" in path else set()
+    assert set(still) - set(NOTHING) <= gone, still
+
+
+def test_no_two_faults_of_the_kernel_are_alike_on_the_probe() -> None:
+    outputs = {f.id: injected(f, MXFP4) for f in KERNEL_FAULTS}
+    seen: dict[str, str] = {}
+    for id, (_, _, _, out) in outputs.items():
+        key = out.view(torch.int16).numpy().tobytes()
+        assert key not in seen, f"{id} and {seen.get(key)} give the same output"
+        seen[key] = id
+
+
+def test_probe_refuses_what_a_path_does_not_have() -> None:
+    with pytest.raises(MxdebugError, match="path: expected one of mxfp4/"):
+        probe("mxfp4/MARLIN")
+    with pytest.raises(MxdebugError):
+        probe("mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", gated=False)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_right_probes_are_right_with_every_kind_of_evidence(path: str) -> None:
+    for s in situations(path):
+        arguments, output = s.build()
+        told = s.recipe.contract.parallel(arguments).tp_size == s.parallel.tp_size
+        assert diagnose(call_of(s, arguments, output), layer_of(s), tp=None if told else s.parallel).findings == ()
+        alone = diagnose(call_of(s, arguments, output))
+        assert alone.verdict == "undecided" and not alone.findings, str(alone)
+        known = kept(s.recipe.contract)
+        d = diagnose_weights(
+            {k: t for k, t in s.operands().items() if t is not None and k in known}, path, layer_of(s), parallel=s.parallel
+        )
+        assert d.ok and not d.findings, str(d)
+
+
+# -- the measured table -------------------------------------------------------------------------------------------
+
+SAMPLE = [
+    ("scales-off", MXFP4),
+    ("scales-small-flushed", MXFP4),
+    ("scales-small-flushed", NVFP4),
+    ("global-folded-into-blocks", NVFP4),
+    ("scales-as-e8m0-bytes", NVFP4),
+    ("scales-rounded-up", NVFP4),
+    ("global-of-another-rank", NVFP4),
+    ("global-not-loaded", NVFP4),
+    ("weight-global-squared", NVFP4),
+    ("kernel-router-on-input", MXFP4),
+    ("experts-stride", MXFP4),
+    ("scales-128x4-mistaken", NVFP4),
+    ("nibbles-split", MXFP4),
+    ("operand-not-loaded", MXFP4),
+    ("scales-nan", MXFP4),
+    ("x-scales-exponent", NVFP4),
+    ("output-tile", MXFP4),
+    ("output-partly-unwritten", MXFP4),
+    ("router-scaled-twice", MXFP4),
+    ("scales-linear", MXFP4),
+]
+
+
+@pytest.mark.parametrize(("id", "path"), SAMPLE, ids=lambda v: v.rpartition("/")[2])
+def test_a_sample_of_the_table_is_as_it_is_kept(id: str, path: str) -> None:
+    assert examine(FAULTS[id], path).letters == measured()[path][id]
+
+
+def test_no_fault_is_called_right_with_call_and_checkpoint() -> None:
+    assert set(measured()) == set(PATHS)
+    assert [(p, id) for p, cells in measured().items() for id, letters in cells.items() if letters[2] == "X"] == []
+    assert {c for cells in measured().values() for letters in cells.values() for c in letters} <= set("Pcsarw?=-")
+    known = {f.id for f in FAULTS.values() if f.strikes not in (("linear",), ("calls",))}
+    # w1 and w3 have one global scale in probe data: test_path_faults.py has the other.
+    assert known - set().union(*measured().values()) == {"global-of-other-half"}
+
+
+def test_book_holds_every_record() -> None:
+    ids = [i for f in FAMILIES for i in f.ids]
+    assert sorted(ids) == sorted(FAULTS) and len(set(ids)) == len(ids) and set(FILES) <= set(FAULTS)
+    text = markdown()
+    assert all(f"### {id}\n" in text for id in ids) and all(r in text for f in FAULTS.values() for r in f.reports)
+    written = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
+    assert written == text + "\n", "write it again: mxdebug faults --book > docs/faults.md"
+    assert dict(record("scales-linear"))["evidence"].startswith("converted weights: proves it; a call alone: raises a suspicion")
+
+
+# -- converted weights ----------------------------------------------------------------------------------------------
+
+
+def operands(s: Situation) -> dict[str, torch.Tensor]:
+    known = kept(s.recipe.contract)
+    return {k: t for k, t in s.operands().items() if t is not None and k in known}
+
+
+def test_weights_by_vllms_names_and_from_a_file(tmp_path: Path) -> None:
+    s = FAULTS["scales-linear"].injected(probe(MXFP4))
+    names = {"w13": "w13_weight", "w13_scale": "w13_weight_scale", "w2": "w2_weight", "w2_scale": "w2_weight_scale"}
+    save_file({names.get(k, k): t.contiguous() for k, t in operands(s).items()}, tmp_path / "layer.safetensors")
+    d = diagnose_weights(tmp_path / "layer.safetensors", MXFP4, layer_of(s))
+    assert [(f.id, f.strength, f.where) for f in d.findings] == [("scales-linear", PROVED, "w13 block scales, w2 block scales")]
+    assert "router" not in str(d) and "token" not in str(d).replace("tokens", "token") or "record a call" in str(d)
+
+
+def test_weights_that_are_none() -> None:
+    s = probe(MXFP4)
+    with pytest.raises(MxdebugError, match="converted weight w1: expected one of w13,"):
+        diagnose_weights({"w1": torch.zeros(1, 2)}, MXFP4, layer_of(s))
+    with pytest.raises(
+        MxdebugError, match="converted weights: expected payload and block scales of w13 and w2, got no w13_scale, w2, w2_scale"
+    ):
+        diagnose_weights({"w13": operands(s)["w13"]}, MXFP4, layer_of(s))
+
+
+# -- a call alone ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scales_without_levels_raise_no_suspicion(seed: int) -> None:
+    """Random bytes in the right order: nothing speaks for another one."""
+    s = probe(PATHS[1], seed=seed)
+    g = torch.Generator().manual_seed(seed)
+
+    def flat(t):
+        return replace(t, scales=torch.randint(112, 122, t.scales.shape, generator=g, dtype=torch.uint8))
+
+    layer = replace(s.layer, gate=flat(s.layer.gate), up=flat(s.layer.up), down=flat(s.layer.down))
+    right = Situation.right(s.recipe, layer, s.x, s.experts, s.router)
+    assert not diagnose(call_of(right, *right.build())).findings
+
+
+def test_suspicion_is_no_more_than_that() -> None:
+    s = FAULTS["scales-linear"].injected(probe(MXFP4))
+    d = diagnose(call_of(s, *s.build()))
+    assert d.verdict == "undecided" and {f.strength for f in d.findings} == {SUSPECTED} and "suspected, no more" in d.summary
+
+
+def test_the_floor_is_printed_with_its_derivation() -> None:
+    s = probe(MXFP4)
+    d = diagnose(call_of(s, *s.build()), layer_of(s))
+    k = max(s.plan.padded)
+    assert any(
+        f"relative L2 of {rounding_floor(k):.1e}" in t and f"sqrt(3 * {k} * 2^-32)" in t and "measured 0.0e+00" in t for t in d.checked
+    ), str(d)
+
+
+# -- where a call belongs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [("c01", Parallel()), ("c04", Parallel()), ("c06", Parallel()), ("c12", Parallel(1, 0, 2, 1)), ("c13", Parallel(2, 1))],
+)
+def test_recorded_calls_are_found_by_an_index(name: str, parallel: Parallel, tmp_path: Path) -> None:
+    """Right and wrong layouts, an expert-parallel and a tensor-parallel rank: by hashes alone."""
+    r = recorded.call(name)
+    scan(r.checkpoint_path, index=tmp_path / "index")
+    found = where(load(r.path), load_index(tmp_path / "index"))
+    assert found.layer == 0 and found.parallel == parallel and found.share == 1.0, str(found)
+    d = diagnose(r.path, r.checkpoint_path, index=load_index(tmp_path / "index"))
+    assert d.verdict == diagnose(r.path, r.checkpoint_path).verdict
+
+
+def test_a_call_of_another_model_is_not_found(tmp_path: Path) -> None:
+    scan(recorded.call("c02").checkpoint_path, index=tmp_path / "index")
+    with pytest.raises(MxdebugError, match="call and index: expected rows of this call's w13 among those of a layer, got none of them"):
+        where(load(recorded.call("c01").path), load_index(tmp_path / "index"))
