@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mxdebug import recorded
+from mxdebug.calls import load
 from mxdebug.confusion import PATHS, call_of
 from mxdebug.diagnosis import PROVED
 from mxdebug.diagnosis.repeats import compare_calls
@@ -68,3 +70,9 @@ def test_calls_that_cannot_be_compared() -> None:
         compare_calls(a, call(probe(PATHS[0], seed=1)))
     with pytest.raises(MxdebugError, match="two calls: expected of one kernel"):
         compare_calls(a, call(probe(PATHS[1])))
+
+
+def test_another_parameter_is_another_computation() -> None:
+    """c05 is c02 without alpha, beta and limit: the same tokens and weights, another output, and no fault of the kernel."""
+    with pytest.raises(MxdebugError, match="two calls' swiglu_alpha: expected the same in both"):
+        compare_calls(load(recorded.call("c02").path), load(recorded.call("c05").path))

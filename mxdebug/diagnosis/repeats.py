@@ -26,6 +26,9 @@ from .places import places
 
 _OUTPUTS = ("output", "moe_output", "out")  # memory that a call writes into is no input
 
+_TOKENS = ("x", "x_scale", "experts", "router")
+_HINTS = ("tune_max_num_tokens",)  # of the autotuner; it grows with the batch and changes no number
+
 
 @dataclass(frozen=True)
 class _Pair:
@@ -55,6 +58,13 @@ def compare_calls(first: Call, second: Call) -> Diagnosis:
             raise MxdebugError(
                 f"two calls' {o.title}", "the same tensor in both", "different ones", "calls of two layers: pick two of one layer (--call)"
             )
+    if other := _other_argument(contract, first, second):
+        raise MxdebugError(
+            f"two calls' {other}",
+            "the same in both",
+            "different",
+            "another setting is another computation: pick two calls that differ in their tokens at most",
+        )
     pair = _common(contract, first, second)
     k = Given.of(contract, first.arguments).k
     # One kernel twice: unlike an emulation it stores the same results at the same points. With other tokens another tile may run, which sums K in
@@ -139,6 +149,13 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _bits(t: Tensor) -> Tensor:
     return t.contiguous().view(torch.uint8) if t.dim() else t.reshape(1).contiguous().view(torch.uint8)
+
+
+def _other_argument(contract: Contract, first: Call, second: Call) -> str | None:
+    """The name of an argument that is neither of the tokens nor memory for the output, and differs; None where none does."""
+    tokens = {o.argument.partition("[")[0] for o in contract.inputs if o.key in _TOKENS}
+    names = [n for n in dict.fromkeys((*first.arguments, *second.arguments)) if n not in (*_OUTPUTS, *_HINTS, *tokens)]
+    return next((n for n in names if not _equal(first.arguments.get(n), second.arguments.get(n))), None)
 
 
 def _common(contract: Contract, first: Call, second: Call) -> _Pair:

@@ -87,7 +87,7 @@ def _of_weights(d: Diagnosis, given: Mapping[str, Tensor], c: Contract, chosen: 
     facts = (("weights", f"{names} of layer {chosen.index}, as the engine holds them"), ("path", c.path))
     need = "activations, routing, parameters and the kernel itself: record a call (mxdebug doctor)"
     checked = tuple(t for t in d.checked if "operands equal" in t or "not read" in t or "no fault" in t)
-    open_ = tuple(t for t in d.open if not any(w in t for w in ("tokens", "token", "router", "top-1", "output", "limit")))
+    open_ = tuple(t for t in d.open if not any(w in t for w in ("token", "router", "top-1", "output", "limit", "a call that hides")))
     d = replace(
         d,
         call=facts,
