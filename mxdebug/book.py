@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Iterator
-from importlib.resources import files
 
-from .faults import FAULTS, LINEAR_FAULTS, Fault, fault
+from .evidence import CONSISTENT, KINDS, OUTCOMES, PROVED, best, measured, table
+from .faults import FAULTS, LINEAR_FAULTS, fault
 from .faults.families import FAMILIES
 from .scan.catalogue import RULES
 
-_WORDS = {
-    "P": "proves it",
-    "c": "explains it, but not alone",
-    "s": "raises a suspicion",
-    "a": "names it beside another",
-    "r": "raises a suspicion of a related fault",
-    "w": "shows that something is wrong",
-    "?": "says nothing",
-    "X": "misses it",
-    "=": "cannot matter",
-    "-": "",
-}
-_ORDER = "Pcarsw?=X-"
-_EVIDENCE = ("converted weights", "a call alone", "call and checkpoint")
-# What a scan of the files alone can say of a fault: the ids of its findings are the scan's own (mxdebug scan --help).
+# What `mxdebug scan` finds in the files of a checkpoint in which a fault is, or on which some backend will have it: fault id -> the scan's rule.
 FILES = {
-    "global-shared-by-halves": "proves it",
-    "global-shared-by-parts": "proves it",
-    "group-32-as-16": "proves it",
-    "global-folded-into-blocks": "tells the risk: which share would be lost",
-    "scales-small-flushed": "tells the risk: which share would be lost",
-    "scales-flushed": "tells the risk: which share would be lost",
-    "global-not-loaded": "proves it where the file lacks the number",
-    "scales-cast-by-value": "tells the risk: scales stored as numbers",
-    "padding-at-end": "tells the risk: sizes that need padding",
-    "padding-not-zero": "tells the risk: sizes that need padding",
-    "experts-stride": "tells the risk: sizes that need padding",
-    "input-scale-of-each-expert": "tells the risk: input scales that differ by expert",
-    "scales-nan": "proves it where the file has them",
+    "global-shared-by-halves": "w13-differ",
+    "global-shared-by-parts": "joined-differ",
+    "group-32-as-16": "group-size",
+    "global-folded-into-blocks": "fold-e4m3",
+    "scales-small-flushed": "e8m0-fp16",
+    "scales-flushed": "marlin-flush",
+    "global-not-loaded": "global-bad",
+    "scales-cast-by-value": "scale-cast",
+    "scales-nan": "scale-nan",
+    "operand-not-loaded": "payload-zero",
+    "padding-at-end": "path-pads",
+    "padding-not-zero": "path-pads",
+    "experts-stride": "path-pads",
 }
-
-
-@functools.cache
-def measured() -> dict[str, dict[str, str]]:
-    """path -> fault id -> three letters, as `mxdebug confusion` printed them."""
-    return json.loads((files("mxdebug") / "data" / "confusion.json").read_text())
 
 
 def evidence(id: str) -> list[tuple[str, str]]:
-    """(kind of evidence, how far it gets at best), for every kind that says anything."""
-    out = [("the files alone", FILES[id])] if id in FILES else []
-    for i, kind in enumerate(_EVIDENCE):
-        letters = [cells[id][i] for cells in measured().values() if id in cells]
-        best = min(letters, key=_ORDER.index, default="-")
-        if _WORDS[best]:
-            out.append((kind, _WORDS[best]))
+    """(kind of evidence, how far it gets at best), for every kind that is about this fault."""
+    out = [("the files alone", f"scan finds {FILES[id]} ({RULES[FILES[id]].severity})")] if id in FILES else []
+    out += [(KINDS[kind], outcome.does) for kind, outcome in best(id).items()]
     if FAULTS[id].strikes == ("calls",):
-        out.append(("two calls", "proves it"))
+        out.append(("two calls", OUTCOMES[PROVED].does))
     if id in LINEAR_FAULTS or FAULTS[id].strikes == ("linear",):
         out.append(("a linear layer's call or run, and the checkpoint", "names it"))
     return out
@@ -66,7 +40,7 @@ def evidence(id: str) -> list[tuple[str, str]]:
 
 def record(id: str) -> Iterator[tuple[str, str]]:
     """(label, text) of one record."""
-    f: Fault = fault(id)
+    f = fault(id)
     linear = LINEAR_FAULTS.get(f.id)
     strikes = [", ".join(f.strikes)] if f.strikes not in (("linear",), ("calls",)) else []
     if f.strikes == ("calls",):
@@ -113,7 +87,7 @@ def markdown() -> str:
             f"- **{r.id}** ({r.severity}) {_sentence(r.title)} {_sentence(r.means)} Fix: {r.fix}."
             + (f" Reports: {', '.join(r.reports)}." if r.reports else "")
         ]
-    lines += ["", "## Which evidence names which fault", "", "```text", table(), "```"]
+    lines += ["", "## Which evidence names which fault", "", "```text", table(measured()), "```"]
     return "\n".join(lines)
 
 
@@ -121,18 +95,11 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def table() -> str:
-    """The measured table as text."""
-    from .confusion import text_of
-
-    return text_of(measured())
-
-
 def contents() -> str:
     """The chapters: how many faults, how many of them each kind of evidence names (proved or consistent) on some path. At most 88 columns."""
     lines = [f"{'':<29}faults  files  weights  call  both  two calls"]
     for chapter in FAMILIES:
-        named = [sum(any(id in cells and cells[id][i] in "Pc" for cells in measured().values()) for id in chapter.ids) for i in range(3)]
+        named = [sum(best(id).get(kind) in (OUTCOMES[PROVED], OUTCOMES[CONSISTENT]) for id in chapter.ids) for kind in KINDS]
         two = sum(FAULTS[id].strikes == ("calls",) for id in chapter.ids)
         numbers = (sum(id in FILES for id in chapter.ids), *named, two)
         cells = "".join(f"{n or '.':>{w}}" for n, w in zip(numbers, (7, 9, 6, 6, 11)))

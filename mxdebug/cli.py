@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +19,8 @@ from .errors import MxdebugError, printable
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .calls import Recording
     from .checkpoints import Checkpoint
     from .diagnosis import Diagnosis
-
-MANY = 8
 
 
 class _Group(click.Group):
@@ -71,21 +67,29 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     Exit code: 0 every call is right, 1 something is wrong or undecided, 2 the input cannot be read.
     """
     from .calls import scan
+    from .commands.choosing import MANY, choose
+    from .contracts import ALL
     from .diagnosis import diagnose as run
     from .reference import Parallel
     from .report import Entry, Report
     from .report.record import write_all
 
     def write(entries: list[Entry], opened: Checkpoint | None = None) -> None:
-        write_all(Report(tuple(entries), dump, checkpoint, layer, module, tp, sent, engine, wanted), html, as_json, opened)
+        write_all(Report(tuple(entries), dump, checkpoint, layer, module, tp, sent, engine, wanted, index), html, as_json, opened)
 
     write([])
     if dump.suffix == ".safetensors" and dump.is_file():
-        d = _diagnose_file(dump, checkpoint, module, layer, tp, engine)
+        try:
+            d = _diagnose_file(dump, checkpoint, module, layer, tp, engine)
+        except MxdebugError as error:
+            write([Entry(dump.name, "", "run", error)])
+            raise
         click.echo(str(d))
         write([Entry(dump.name, "", "run", d)])
         sys.exit(0 if d.ok else 1)
-    recordings, opened = _choose(scan(dump), wanted), None
+    recordings, opened = choose(scan(dump), wanted, ALL), None
+    if wanted is None and len(recordings) > MANY:
+        click.echo(f"{len(recordings)} calls; --call picks some, by number or by a part of the folder's name\n")
     if checkpoint is not None:
         from .checkpoints import open_checkpoint
 
@@ -167,31 +171,6 @@ def _threads(size: int) -> None:
         import torch
 
         torch.set_num_threads(1)
-
-
-def _choose(recordings: list[Recording], wanted: str | None) -> list[Recording]:
-    from .contracts import ALL
-
-    known = {f for c in ALL.values() for f in (c.function, *c.aliases)}
-    if wanted is not None:
-        chosen = [r for r in recordings if (r.sequence == int(wanted) if re.fullmatch(r"[0-9]{1,9}", wanted) else wanted in r.source.name)]
-        if not chosen:
-            more = f" and {len(recordings) - MANY} more" if len(recordings) > MANY else ""
-            raise MxdebugError("call", "one of " + ", ".join(r.source.name for r in recordings[:MANY]) + more, repr(wanted))
-        return chosen
-    chosen = [r for r in recordings if r.function in known]
-    others: dict[str, int] = {}
-    for r in recordings:
-        if r.function not in known:
-            others[r.function] = others.get(r.function, 0) + 1
-    if not chosen:
-        found = ", ".join(f"{n} of {f}" for f, n in others.items()) or "no recorded call"
-        raise MxdebugError("dump", f"a call of {', '.join(sorted(known))}", found, "set FLASHINFER_DUMP_INCLUDE (see mxdebug doctor)")
-    if others:
-        click.echo(printable("left out: " + ", ".join(f"{n} calls of {f}" for f, n in others.items())))
-    if len(chosen) > MANY:
-        click.echo(f"{len(chosen)} calls; --call picks some, by number or by a part of the folder's name\n")
-    return chosen
 
 
 @main.command()

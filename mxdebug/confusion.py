@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +14,14 @@ from torch import Tensor
 from .calls import Call
 from .checkpoints import CheckpointLayer
 from .checkpoints.settings import Routing
+from .contracts import Contract
 from .diagnosis import Diagnosis, diagnose
-from .diagnosis.finding import CONSISTENT, PROVED, RIGHT, SUSPECTED, UNDECIDED
-from .diagnosis.outputs import follows
+from .diagnosis.finding import RIGHT, UNDECIDED
+from .diagnosis.floor import follows
+from .diagnosis.repeats import same_bits
 from .diagnosis.weights import diagnose_weights, kept
 from .errors import MxdebugError
+from .evidence import AMONG, CANNOT, EQUIVALENT, KINDS, MISSED, OPEN, OUTCOMES, RELATED, SEEN
 from .faults import FAULTS, OPERANDS, SCALARS, Fault, Situation
 from .faults.call_faults import SCALING
 from .layouts import GATE_UP, INTERLEAVED
@@ -26,37 +30,9 @@ from .recipes import RECIPES
 from .reference import Parallel
 
 PATHS = tuple(dict.fromkeys(r.path for r in RECIPES))
-EVIDENCE = ("weights", "call", "together")
-# How far one kind of evidence got.
-AMONG, RELATED, SEEN, OPEN, MISSED, CANNOT, EQUIVALENT = "among", "related", "seen", "open", "missed", "-", "="
-LEGEND = {
-    PROVED: "named, proved",
-    CONSISTENT: "named; others might explain it too",
-    SUSPECTED: "named, as a suspicion",
-    AMONG: "another fault that gives the same bytes or output is named, and this one with it",
-    SEEN: "said to be wrong, not named",
-    OPEN: "said to be undecided",
-    MISSED: "called right",
-    EQUIVALENT: "changes nothing that the kernel reads, and is called right",
-    CANNOT: "cannot strike here, or not what this evidence is about",
-}
-_LETTER = {
-    PROVED: "P",
-    CONSISTENT: "c",
-    SUSPECTED: "s",
-    AMONG: "a",
-    RELATED: "r",
-    SEEN: "w",
-    OPEN: "?",
-    MISSED: "X",
-    EQUIVALENT: "=",
-    CANNOT: "-",
-}
-
-
 @dataclass(frozen=True)
 class Case:
-    """One fault in one situation of a path, and what each kind of evidence made of it (one of LEGEND's keys)."""
+    """One fault in one situation of a path, and what each kind of evidence made of it (a key of OUTCOMES)."""
 
     fault: Fault
     path: str
@@ -66,7 +42,7 @@ class Case:
 
     @property
     def letters(self) -> str:
-        return "".join(_LETTER[self.found[e]] for e in EVIDENCE)
+        return "".join(OUTCOMES[self.found[kind]].letter for kind in KINDS)
 
 
 # What config.json must say for these to be seen.
@@ -83,21 +59,7 @@ SAME = {f"swiglu-{n}-changed": f"swiglu-{n}-lost" for n in ("alpha", "beta")}
 
 def call_of(s: Situation, arguments: Mapping[str, Any], output: Tensor | None) -> Call:
     """A recorded call with these arguments; without an output it did not return."""
-    return Call(
-        function=s.recipe.contract.function,
-        module="flashinfer",
-        arguments=arguments,
-        defaulted=frozenset(),
-        outputs=() if output is None else (output,),
-        status="crashed" if output is None else "completed",
-        versions={},
-        sequence=1,
-        timestamp="",
-        process=1,
-        graph_capture=False,
-        signature="",
-        source=None,
-    )
+    return Call.made(s.recipe.contract.function, arguments, output)
 
 
 def layer_of(s: Situation) -> CheckpointLayer:
@@ -152,7 +114,7 @@ def injected(fault: Fault, path: str) -> tuple[Situation, Situation, dict[str, A
             ):
                 return case
             if fallback is None and (
-                fault.id in (*_ROUTING, *_OF_THE_FILE) or not torch.equal(wrong, output) or _differs(right, arguments)
+                fault.id in (*_ROUTING, *_OF_THE_FILE) or not torch.equal(wrong, output) or not same_bits(list(right.values()), list(arguments.values()))
             ):
                 fallback = case
     return fallback
@@ -165,28 +127,9 @@ def _subsets(fault: Fault, s: Situation) -> Iterable[tuple[str, ...] | None]:
     return (None, *((k,) for k in keys)) if keys else (None,)
 
 
-def _differs(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two calls' arguments differ in any bit."""
-
-    def flat(arguments: Mapping[str, Any]) -> list[Any]:
-        return [v for value in arguments.values() for v in (value if isinstance(value, (list, tuple)) else (value,))]
-
-    def same(x: Any, y: Any) -> bool:
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            return (
-                x.shape == y.shape
-                and x.dtype == y.dtype
-                and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
-            )
-        return type(x) is type(y) and x == y
-
-    first, second = flat(a), flat(b)
-    return len(first) != len(second) or not all(same(x, y) for x, y in zip(first, second))
-
-
 def examine(fault: Fault, path: str) -> Case:
     """Strike a path with a fault and diagnose it with each kind of evidence."""
-    nothing = dict.fromkeys(EVIDENCE, CANNOT)
+    nothing = dict.fromkeys(KINDS, CANNOT)
     case = None if fault.strikes in (("linear",), ("calls",)) else injected(fault, path)
     if case is None:
         return Case(fault, path, None, nothing)
@@ -214,27 +157,39 @@ def examine(fault: Fault, path: str) -> Case:
             found[evidence] = SEEN
             others.append(str(error))
             continue
-        found[evidence] = _outcome(fault, d, moved)
+        found[evidence] = _outcome(fault, d, titles_of(fault, s.recipe.contract), moved)
         others += [f.id for f in d.findings if f.id != fault.id]
     return Case(fault, path, s, found, tuple(dict.fromkeys(others)))
 
 
-def _outcome(fault: Fault, d: Diagnosis, moved: bool) -> str:
+def _outcome(fault: Fault, d: Diagnosis, titles: set[str], moved: bool) -> str:
     if (f := d.finding(fault.id)) is not None:
         return f.strength
-    said = (*d.open, *(f.evidence for f in d.findings))
-    if d.finding(SAME.get(fault.id, "")) is not None:
-        return AMONG
-    if any(fault.id in text for text in said) or any("same bytes as" in t or "other reading" in t for t in d.open):
+    if beside(fault, d, titles):
         return AMONG
     if d.verdict == RIGHT:
-        return EQUIVALENT if not moved else MISSED
+        return MISSED if moved else EQUIVALENT
     if d.verdict == UNDECIDED:
         return RELATED if d.findings else OPEN
     return SEEN
 
 
-def table(
+def beside(fault: Fault, d: Diagnosis, titles: set[str]) -> bool:
+    """Whether a diagnosis names a fault beside another: as the same setting, by its id, or as another reading of an operand that it strikes (titles)."""
+    if d.finding(SAME.get(fault.id, "")) is not None:
+        return True
+    if any(re.search(rf"(?<![\w-]){fault.id}(?![\w-])", text) for text in (*d.open, *(f.evidence for f in d.findings))):
+        return True
+    readings = ("at this size the same bytes as", "other reading(s) explain the same bytes")
+    return any(t.partition(":")[0] in titles and any(r in t for r in readings) for t in d.open)
+
+
+def titles_of(fault: Fault, contract: Contract, keys: Iterable[str] | None = None) -> set[str]:
+    """How prints call the operands that a fault strikes: all that it can, or these."""
+    return {o.title for o in contract.operands if o.key in (fault.strikes if keys is None else keys)}
+
+
+def measure(
     paths: Iterable[str] = PATHS, faults: Iterable[str] | None = None, progress: Callable[[str], None] = lambda path: None
 ) -> list[Case]:
     """All cases: every fault on every path."""
@@ -258,25 +213,3 @@ def cells(cases: Iterable[Case]) -> dict[str, dict[str, str]]:
 def as_json(cases: Iterable[Case]) -> str:
     """`cells` as JSON: what mxdebug/data/confusion.json holds."""
     return json.dumps(cells(cases), indent=1) + "\n"
-
-
-def render(cases: Iterable[Case]) -> str:
-    """The table as text."""
-    return text_of(cells(cases))
-
-
-def text_of(found: Mapping[str, Mapping[str, str]]) -> str:
-    """A line a fault, a column a path, three letters for converted weights, a call, and a call with its checkpoint."""
-    paths = list(found)
-    ids = [id for id in FAULTS if any(id in found[p] for p in paths)]
-    width = max(map(len, ids), default=0)
-    lines = ["Each cell: converted weights next to the checkpoint, one recorded call alone, that call and its checkpoint.", ""]
-    lines += [f"  {_LETTER[k]}  {text}" for k, text in LEGEND.items()] + [""]
-    lines += [f"  ({i}) {p}" for i, p in enumerate(paths, 1)] + [""]
-    lines.append(" " * width + "".join(f"  ({i})" for i in range(1, len(paths) + 1)))
-    lines += [f"{id:<{width}}" + "".join(f"  {found[p].get(id, '---')}" for p in paths) for id in ids]
-    for i, kind in enumerate(("converted weights", "a call alone", "call and checkpoint")):
-        letters = [c[i] for p in paths for c in found[p].values() if c[i] != _LETTER[CANNOT]]
-        counts = ", ".join(f"{letters.count(letter)} {letter}" for letter in _LETTER.values() if letter in letters)
-        lines += [""] * (i == 0) + [f"{kind}: {len(letters)} cases: {counts}"]
-    return "\n".join(lines)

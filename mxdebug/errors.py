@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 _MOST = 4000  # characters of one part of a message: names come from files, at any length
 
 
@@ -11,6 +13,11 @@ def printable(text: str) -> str:
     Control, bidirectional and other invisible characters, and halves of surrogates, become their escape, such as \\x1b; line ends stay.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def escaped(text: str) -> str:
+    """A text as a page holds it: HTML's characters, and what cannot be printed, become escapes."""
+    return html.escape(printable(text))
 
 
 def brief(value: object, most: int = 80) -> str:
@@ -31,7 +38,8 @@ class MxdebugError(ValueError):
     """
 
     def __init__(self, operand: str, expected: str, got: str, reason: str = "") -> None:
-        self.operand, self.expected, self.got, self.reason = map(_part, (operand, expected, got, reason))
+        # What is wrong is named in one line: a name from a file must not look like a verdict of ours.
+        self.operand, self.expected, self.got, self.reason = map(_part, (operand.replace("\n", "\\n"), expected, got, reason))
         message = f"{self.operand}: expected {self.expected}, got {self.got}"
         if reason:
             message += f". Likely reason: {self.reason}"

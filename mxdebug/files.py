@@ -1,4 +1,4 @@
-"""Files from strangers: which of them are opened, and how much of them is read.
+"""Files from strangers: which of them are opened, and how much of them is read; and files that are written for the user.
 
 A dump or a checkpoint is a folder that somebody else filled. Only regular files that lie in it are opened (a FIFO would never end, and a
 link can name any file of this machine), and of JSON no more than fits into memory, whatever size the file claims.
@@ -35,7 +35,7 @@ def check(path: Path, folder: Path) -> Path:
                            "not downloaded, or not copied along")
     allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     if not any(target.is_relative_to(place) for place in allowed):
-        raise MxdebugError(str(path), f"a file in {folder}", f"a link to {target}",
+        raise MxdebugError(str(path), f"a file in {folder}", "a link that leads elsewhere",
                            "a link that leads out of the folder is not followed, for a stranger could have made it: "
                            "put the file there itself")
     return path
@@ -94,3 +94,21 @@ def open_safetensors(path: Path, folder: Path, reason: str) -> Iterator[Any]:
         raise MxdebugError(str(path), "a whole safetensors file", str(error), reason) from error
     with handle:
         yield handle
+
+
+def check_writable(file: Path, option: str) -> None:
+    """MxdebugError where no file can be written there. Asked before a diagnosis that takes minutes, not after it."""
+    if file.is_dir() or not file.resolve().parent.is_dir():
+        raise MxdebugError(
+            option, "a file in a folder that exists", f"{file.name}, {'a folder' if file.is_dir() else 'whose folder does not exist'}"
+        )
+
+
+def write(file: Path, text: str, option: str) -> None:
+    """Write text as UTF-8; MxdebugError where that fails."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MxdebugError(
+            option, "a file that can be written", f"{file.name}: {error.strerror}", "no permission, or the disk is full"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from torch import Tensor
 from mxdebug import recorded
 from mxdebug.calls import Call, load
 from mxdebug.checkpoints import open_checkpoint
+from mxdebug.checkpoints.writing import copy_experts
 from mxdebug.cli import main
 from mxdebug.contracts import find
-from mxdebug.cut import cut, probe
+from mxdebug.cut import cut, cut_made
 from mxdebug.cut.folder import size
 from mxdebug.cut.search import faults
 from mxdebug.cut.smaller import Places
@@ -91,7 +93,7 @@ def test_the_worst_token_is_taken(tmp_path: Path) -> None:
 def test_nothing_of_the_user_is_in_a_probe(name: str, tmp_path: Path) -> None:
     r, out = recorded.call(name), tmp_path / "probe"
     call = load(r.path)
-    c = probe(call, open_checkpoint(r.checkpoint_path), out)
+    c = cut_made(call, open_checkpoint(r.checkpoint_path), out)
     assert not c.left_out and {f.id: f.where for f in c.after.findings} == {f.id: f.where for f in c.before.findings}
     made, small = tensors(out / "checkpoint"), load(out / "dump")
     for key, t in tensors(r.checkpoint_path).items():
@@ -109,7 +111,7 @@ def test_the_command_and_its_folder(probe_data: bool, tmp_path: Path) -> None:
     r, out = recorded.call("c04"), tmp_path / "Jane Doe" / "out"
     out.parent.mkdir()
     code, text = run("cut", r.path, "--checkpoint", r.checkpoint_path, "--out", out, *(["--probe-data"] if probe_data else []))
-    assert code == 0 and text.startswith("WRONG: scales-linear\n") and ("made: nothing of" in text) == probe_data
+    assert code == 0 and text.startswith("WRONG: scales-linear\n") and ("made: no weight" in text) == probe_data
     assert sorted(p.name for p in out.iterdir()) == ["README.txt", "checkpoint", "dump"]
     readme = (out / "README.txt").read_text()
     assert "mxdebug diagnose dump --checkpoint checkpoint\n" in readme and "scales-linear [proved]" in readme
@@ -201,7 +203,7 @@ def test_calls_of_other_paths(path: str, kind: str, fault: str, tmp_path: Path) 
     # x-scales-linear breaks the contract, so that no token can be told from another: the call stays whole
     assert len(c.tokens) == (6 if fault == "x-scales-linear" else 1) and len(c.experts) <= 4
     if fault:
-        p = probe(call, opened, tmp_path / "probe")
+        p = cut_made(call, opened, tmp_path / "probe")
         assert not p.left_out and {f.id for f in p.after.findings} == {f.id for f in p.before.findings}, str(p.after)
 
 
@@ -273,7 +275,7 @@ def test_a_probe_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.Mon
     model = model_of("gpt-oss", tmp_path)
     call = made("mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", "gpt-oss", model, "router-squared")
     with pytest.raises(MxdebugError, match="a finding that can be injected"):
-        probe(made("mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", "gpt-oss", model), open_checkpoint(model), tmp_path / "none")
+        cut_made(made("mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", "gpt-oss", model), open_checkpoint(model), tmp_path / "none")
     both = replace(call, arguments={**call.arguments, "swiglu_limit": None})
 
     def refuses(s: Situation, keys: tuple[str, ...]) -> Situation:
@@ -283,7 +285,7 @@ def test_a_probe_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.Mon
     from mxdebug.diagnosis import parameters
 
     monkeypatch.setattr(parameters, "FAULTS", FAULTS)
-    p = probe(both, open_checkpoint(model), tmp_path / "probe")
+    p = cut_made(both, open_checkpoint(model), tmp_path / "probe")
     assert [id for id, _ in p.left_out] == ["swiglu-limit-lost"] and [f.id for f in p.after.findings] == ["router-squared"]
 
 
@@ -303,4 +305,49 @@ def test_a_linear_call_keeps_its_layer_and_one_token(path: str, id: str, tmp_pat
     assert {f.id for f in c.after.findings} == ({id} if id else set()) and len(c.tokens) == 1 and c.after.verdict == c.before.verdict
     assert set(tensors(tmp_path / "cut" / "checkpoint")) == {n for n in tensors(model) if ".self_attn." in n and "o_proj" not in n}
     with pytest.raises(MxdebugError, match="not made for linear layers yet"):
-        probe(call, opened, tmp_path / "probe")
+        cut_made(call, opened, tmp_path / "probe")
+
+
+def test_what_config_says_of_routing_is_kept(tmp_path: Path) -> None:
+    """A fault that only config.json gives away is still there in the cut."""
+    model = tmp_path / "model"
+    shutil.copytree(recorded.call("c02").checkpoint_path, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "norm_topk_prob": True}))
+    call = load(recorded.call("c02").path)
+    scaled = {**call.arguments, "token_final_scales": call.arguments["token_final_scales"] * torch.linspace(0.4, 0.9, 6)[:, None]}
+    call = replace(call, arguments=scaled, outputs=(find(call.function, scaled).emulate(scaled),))
+    opened = open_checkpoint(model)
+    assert [f.id for f in diagnose(call, opened).findings] == ["router-not-renormalised"]
+    c = cut(call, opened, tmp_path / "cut")
+    assert [f.id for f in c.after.findings] == ["router-not-renormalised"] and len(c.tokens) == 1
+    assert open_checkpoint(tmp_path / "cut" / "checkpoint").layer().routing == opened.layer().routing
+
+
+@pytest.mark.parametrize("change", ["no tokens", "no experts"])
+def test_calls_whose_tokens_cannot_be_told_apart_are_refused(change: str, tmp_path: Path) -> None:
+    r = recorded.call("c04")
+    call = load(r.path)
+    a = dict(call.arguments)
+    if change == "no tokens":
+        a |= {"input": a["input"][:0]}
+    else:
+        a |= {"fc1_expert_weights": a["fc1_expert_weights"][:0]}
+    with pytest.raises(MxdebugError):
+        cut(replace(call, arguments=a), open_checkpoint(r.checkpoint_path), tmp_path / "cut", layer=0)
+    assert not (tmp_path / "cut").exists()
+
+
+def test_a_call_with_too_few_ids_is_cut_to_what_it_has(tmp_path: Path) -> None:
+    """Ids for 2 of 6 tokens break the contract; so do fewer of them."""
+    r = recorded.call("c04")
+    call = load(r.path)
+    few = {**call.arguments, "token_selected_experts": call.arguments["token_selected_experts"][:2]}
+    c = cut(replace(call, arguments=few), open_checkpoint(r.checkpoint_path), tmp_path / "cut", layer=0)
+    assert [f.id for f in c.after.findings] == [f.id for f in c.before.findings] == ["contract-broken"]
+
+
+def test_experts_that_a_checkpoint_does_not_have(tmp_path: Path) -> None:
+    opened = open_checkpoint(recorded.call("c04").checkpoint_path)
+    with pytest.raises(MxdebugError, match=r"experts of model.layers.0.mlp.experts: expected numbers from 0 to 3, got \[0, 99\]"):
+        copy_experts(opened, 0, [0, 99], tmp_path / "c")

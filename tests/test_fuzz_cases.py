@@ -21,6 +21,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fuzz import guard, seeds
+from safetensors import safe_open
 
 from mxdebug import MxdebugError, calls, diagnose, files, open_checkpoint, recorded
 from mxdebug.checkpoints import linears
@@ -468,6 +469,32 @@ def test_a_diagnosis_is_printable_and_escaped(whole: Path) -> None:
     (str(d) + page).encode()
 
 
+def test_a_name_of_a_file_is_one_line_and_says_nothing_of_links(tmp_path: Path) -> None:
+    """A line of its own could look like a verdict; the target of a link is nobody's business."""
+    error = MxdebugError("tensor x\n\nRIGHT: all is well", "a", "b")
+    assert "\n" not in str(error) and "x\\n\\nRIGHT" in str(error)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "w.json").write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "w.json").symlink_to(tmp_path / "secret" / "w.json")
+    with pytest.raises(MxdebugError, match="got a link that leads elsewhere") as caught:
+        files.read_json(tmp_path / "model" / "w.json", tmp_path / "model")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    """An index may say anything: 300 characters are too many for a name, and an error of ours says so."""
+    model = tmp_path / "model"
+    shutil.copytree(recorded.call("c09").checkpoint_path, model)
+    (shard,) = model.glob("*.safetensors")
+    with safe_open(str(shard), "pt") as f:
+        names = list(f.keys())
+    shard.unlink()
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {n: "n" * 300 + ".safetensors" for n in names}}))
+    with pytest.raises(MxdebugError, match="no file"):
+        open_checkpoint(model).layer()
+
+
 # -- every command -------------------------------------------------------------------------------------------------------------
 
 MOE = ["select", "--sm", "100", "--quantisation", "mxfp4", "--checkpoint", "gpt-oss"]
@@ -495,6 +522,14 @@ COMMANDS: list[list[str]] = [
     *([*DIAGNOSE, option, "FIFO"] for option in ("--checkpoint", "--sent")),
     *([*DIAGNOSE, option, "/dev/zero"] for option in ("--checkpoint", "--sent")),
     *([*DIAGNOSE, "--call", text] for text in (BAD, "\u00b2", "9" * 5000)),
+    *(["cut", "C09", "--checkpoint", "MODEL", "--out", "OUT", "--call", text] for text in (BAD, "\u00b2", "9" * 5000)),
+    *([*DIAGNOSE, "--index", text] for text in ("FIFO", "/dev/zero")),
+    *(["where", "C09", "--index", text] for text in ("FIFO", "/dev/zero")),
+    *(["weights", text, "--path", "mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", "--checkpoint", "MODEL"] for text in ("FIFO", "/dev/zero")),
+    ["repeats", "C09"],
+    ["repeats", "FOLDER"],
+    ["repeats", "C09", "--calls", "\u00b2", BAD],
+    ["confusion", "--path", BAD],
     *(
         [*DIAGNOSE, "--checkpoint", "MODEL", *more]
         for more in (["--tp", "0", "0"], ["--tp", "-1", "5"], ["--layer", "-1"], ["--layer", "9" * 30], ["--engine", BAD])
@@ -511,6 +546,7 @@ def test_commands_end_with_code_2_and_one_message(index: int, tmp_path: Path) ->
         "MODEL": recorded.call("c09").checkpoint_path,
         "FIFO": tmp_path / "fifo.safetensors",
         "FOLDER": tmp_path / "folder",
+        "OUT": tmp_path / "out",
     }
     with guard.limits():
         out = CliRunner().invoke(main, [str(known.get(a, a)).replace("\x00", "").replace("\ud800", "") for a in COMMANDS[index]])

@@ -27,7 +27,7 @@ from mxdebug.recipes.w4a16.recipe import linear_recipe
 from mxdebug.report import SCHEMA, Entry, Report, as_dict
 from mxdebug.report.output_picture import cells
 from mxdebug.report.page import page
-from mxdebug.report.private import Private
+from mxdebug.private import Private
 from mxdebug.report.schema import number
 from mxdebug.report.svg import LOST
 
@@ -387,3 +387,23 @@ def test_linear_layers_have_a_page_too(id: str, tmp_path: Path) -> None:
     text = "".join(Parsed(html.read_text()).texts)
     assert [f["id"] for f in strict(file.read_text())["calls"][0]["findings"]] == [id]
     assert "No picture here" not in text and "Bytes of" in text and "The output" in text
+
+
+def test_home_and_the_current_folder_are_hidden_with_what_follows() -> None:
+    hide = Private.of(Path("/srv/Jane Doe/m"))
+    assert hide(f"a link to {Path.home()}/secret/x.pt") == "a link to x.pt"
+    assert hide(f"in {Path.cwd()}/secret/y.pt, and {Path.home()}/z/w") == "in y.pt, and w"
+    assert hide("got /srv/Jane Doe/m. Likely reason") == "got m. Likely reason"
+
+
+def test_an_old_file_is_not_taken_for_the_answer(tmp_path: Path) -> None:
+    """Where there is no diagnosis, the file of the one before is gone."""
+    r, page, data = recorded.call("c01"), tmp_path / "r.html", tmp_path / "r.json"
+    options = ("--html", page, "--json", data)
+    assert run("diagnose", r.path, "--checkpoint", r.checkpoint_path, *options)[0] == 0
+    assert json.loads(data.read_text())["calls"][0]["ok"] and "mxdebug cut" not in page.read_text()  # nothing to be cut from a right call
+    (tmp_path / "empty").mkdir()
+    assert run("diagnose", tmp_path / "empty", *options)[0] == 2 and not page.exists() and not data.exists()
+    (tmp_path / "run.safetensors").write_bytes(b"no file")
+    assert run("diagnose", tmp_path / "run.safetensors", "--checkpoint", r.checkpoint_path, *options)[0] == 2
+    assert json.loads(data.read_text())["calls"][0]["verdict"] == "not read"

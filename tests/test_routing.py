@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mxdebug.contracts.routing import METHODS, route
+from mxdebug.contracts import contract
+from mxdebug.contracts.routing import METHODS, read_routing, route
 from mxdebug.errors import MxdebugError
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, 1.0]])
@@ -55,3 +56,12 @@ def test_sigmoid_renorm_without_renormalisation() -> None:
 def test_what_is_not_emulated_is_said(method: int, groups: int) -> None:
     with pytest.raises(MxdebugError, match="routing_method_type: expected a method that is emulated"):
         route(LOGITS, 2, method, None, None, groups, True)
+
+
+@pytest.mark.parametrize("bad", [
+    {"top_k": -1}, {"top_k": 10**6}, {"top_k": [1]}, {"top_k": "x"}, {"n_group": [1]}, {"routing_method_type": "x"}, {"routed_scaling_factor": "x"},
+    {"routing_bias": torch.zeros(3)}, {"routing_bias": 4}], ids=str)
+def test_what_a_dump_may_say_instead_of_numbers(bad: dict) -> None:
+    arguments = {"routing_logits": LOGITS, "top_k": 2, "routing_method_type": 2, **bad}
+    with pytest.raises(MxdebugError):
+        read_routing(contract("nvfp4/FLASHINFER_TRTLLM"), arguments, 1)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from making_scan import CT_MXFP4, EXPERT, GPT_OSS, MODELOPT, QUARK, config, save, tensors
+from making_scan import CT_MXFP4, CT_MXFP8, EXPERT, GPT_OSS, MODELOPT, MODELOPT_MXFP8, QUARK, config, save, tensors
 
 from mxdebug.cli import main
 from mxdebug.errors import MxdebugError
-from mxdebug.scan import Report, scan, to_html, to_json
+from mxdebug.scan import Report, load_index, scan, to_html, to_json
 from mxdebug.scan import run as running
 from mxdebug.scan.folder import INDEX
 from mxdebug.scan.patterns import Patterns
@@ -175,6 +175,7 @@ def test_a_pattern_cannot_take_forever() -> None:
         (QUARK, "model.layers.0", "model.layers.0.q", False, True),  # a module above: Quark and gpt-oss mean what is below it
         (CT_MXFP4, "re:.*gate", "m.gate_proj", True, True),  # as compressed-tensors: from the start, not to the end
         (CT_MXFP4, "language_model.model.layers.0.q", "model.language_model.layers.0.q", False, True),
+        (CT_MXFP4, "vision_tower.encoder.layers.0.q", "model.layers.0.q", False, False),  # a tower's layers are others
         (CT_MXFP4, "lm_head", "lm_head.x", False, True),
         (CT_MXFP4, "lm_head", "model.lm_header", False, False),
     ],
@@ -391,3 +392,65 @@ def test_exit_codes_and_files(tmp_path: Path, change: dict[str, float], code: in
 @pytest.mark.parametrize("options", [["--tp", "0"], ["--nothing"], ["--processes", "x"], ["--json", "/nowhere/j"]])
 def test_wrong_options_are_no_verdict(sharded: Path, options: list[str]) -> None:
     assert CliRunner().invoke(main, ["scan", str(sharded), "--quiet", *options]).exit_code == 3
+
+
+def test_every_kind_of_a_mixed_class_is_looked_at(tmp_path: Path) -> None:
+    """Layer 0 in MXFP4, layer 1 in MXFP8: the NaN scales of layer 1 are found, though the first weights of that name are of another kind."""
+    made = {n: t for n, t in tensors(CT_MXFP4).items() if ".layers.1." not in n}
+    made |= {n: t for n, t in tensors(CT_MXFP8).items() if ".layers.1." in n}
+    made[f"{EXPERT.format(1, 2, 'up_proj')}.weight_scale"][:] = 0xFF
+    report = scan(save(tmp_path / "c", made, config(CT_MXFP4)))
+    (nan,) = [f for f in report.findings if f.id == "scale-nan"]
+    assert nan.experts == (2,) and nan.tensors == (EXPERT.format(1, 2, "up_proj"),)
+    assert sum("up_proj" in s.label or s.label.endswith("w3") for s in report.statistics) == 2
+
+
+def test_a_weight_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    made = tensors(MODELOPT_MXFP8)
+    made[f"{EXPERT.format(0, 0, 'up_proj')}.weight"].view(torch.uint8)[:3, :3] = 0x7F
+    broken = f"{EXPERT.format(0, 1, 'up_proj')}.weight"
+    made[broken] = made[broken].view(torch.uint8).T.contiguous().view(torch.float8_e4m3fn)
+    report = scan(save(tmp_path / "c", made, config(MODELOPT_MXFP8)), payload=True)
+    assert {"payload-nan"} <= {f.id for f in report.findings}, str(report)
+
+
+def test_fused_experts_without_payload_are_a_finding(tmp_path: Path) -> None:
+    made = {n: t for n, t in tensors(GPT_OSS).items() if not n.endswith("0.mlp.experts.down_proj_blocks")}
+    made["model.layers.0.mlp.experts.gate_up_proj_scales"][3, 0, 0] = 0xFF
+    report = scan(save(tmp_path / "c", made, config(GPT_OSS)))
+    assert report.verdict == "BROKEN" and [f.experts for f in report.findings if f.id == "scale-nan"] == [(3,)]
+
+
+def test_the_callers_threads_stay(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        scan(save(tmp_path / "c", tensors(MODELOPT), config(MODELOPT)))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--index", "--resume"])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_read(option: str, tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", tensors(MODELOPT), config(MODELOPT))
+    out = CliRunner().invoke(main, ["scan", str(folder), "--quiet", option, str(tmp_path / "nowhere" / "f")])
+    assert out.exit_code == 3 and option in out.output and "whose folder does not exist" in out.output and "MODEL" not in out.output
+
+
+def test_a_page_has_no_path_of_this_machine(tmp_path: Path) -> None:
+    folder = save(tmp_path / "secret" / "model-7", tensors(MODELOPT), config(MODELOPT), shards=2)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    page = to_html(scan(folder))
+    assert "model-7" in page and str(tmp_path) not in page and "secret" not in page
+
+
+def test_degrees_below_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MxdebugError, match="tp: expected degrees of 1 and more, got 0"):
+        scan(save(tmp_path / "c", tensors(MODELOPT), config(MODELOPT)), tp=(0,))
+
+
+def test_an_index_of_one_file_is_not_stale(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", tensors(MODELOPT), config(MODELOPT))
+    scan(folder / "model.safetensors", index=tmp_path / "i")
+    assert load_index(tmp_path / "i").stale(folder / "model.safetensors") == []

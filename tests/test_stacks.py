@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mxdebug.confusion import PATHS, SAME, call_of, layer_of
+from mxdebug.confusion import PATHS, beside, call_of, layer_of, titles_of
 from mxdebug.diagnosis import Diagnosis, diagnose
 from mxdebug.diagnosis.outputs import follows
 from mxdebug.errors import MxdebugError
@@ -74,11 +74,10 @@ def _stacks(path: str, count: int) -> Iterator[tuple[Situation, list[tuple[Fault
 def test_three_faults_are_named(path: str) -> None:
     for broken, chosen in _stacks(path, 5):
         d: Diagnosis = diagnose(call_of(broken, *broken.build()), layer_of(broken))
-        ids = {f.id for f in d.findings}
-        said = " ".join((*d.open, *(f.evidence for f in d.findings)))
         for f, keys in chosen:
-            assert {f.id, SAME.get(f.id)} & ids or f.id in said or "same bytes as" in said, f"{path}, {[(g.id, k) for g, k in chosen]}: {d}"
-        assert len(ids) <= 4, str(d)
+            named = d.finding(f.id) is not None or beside(f, d, titles_of(f, broken.recipe.contract, keys))
+            assert named, f"{path}, {f.id} of {[(g.id, k) for g, k in chosen]}: {d}"
+        assert len(d.findings) == len({f.id for f, _ in chosen}), f"{path}, {[(g.id, k) for g, k in chosen]}: {d}"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -55,6 +55,12 @@ class Call:
     source: Path | None
     lost: str = ""
 
+    @staticmethod
+    def made(function: str, arguments: Mapping[str, Any], output: Tensor | None = None, status: str | None = None) -> Call:
+        """A call that nobody recorded; without an output it is a crashed one, unless `status` says otherwise."""
+        status = status or (CRASHED if output is None else COMPLETED)
+        return Call(function, "", arguments, frozenset(), () if output is None else (output,), status, {}, 1, "", 1, False, "", None)
+
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={_brief(value)}" for name, value in self.arguments.items() if name not in self.defaulted)
         return f"Call({self.function}({given}) -> {_brief(self.outputs)}, {self.status})"

@@ -6,7 +6,6 @@ kinds.LEAVES has the tensors of a module, such as model.layers.0.self_attn.q_pro
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..errors import MxdebugError
 from ..formats import BlockFormat
 from ..reference_linear import LinearLayer
 from .kinds import COMPRESSED_TENSORS_NVFP4, LEAVES, MODELOPT_NVFP4
+from .names import natural
 from .scalars import WHY_INPUT_LINEAR, WHY_WEIGHT, read_scalars
 from .store import Reader, Store
 from .weights import BIAS, PAYLOAD, check_header, check_scales
@@ -66,9 +66,7 @@ def find_modules(names: Iterable[str]) -> dict[str, dict[str, str]]:
 def find_linears(modules: Modules, kind: str) -> tuple[str, ...]:
     """Modules with NVFP4 weights, by names alone, in natural order. What is listed can still be damaged, which `read_linear` says."""
     found = [module for module, leaves in modules.items() if _SIGNS.get(kind, set()) & leaves.keys()]
-    # Digits by their number, then as text: that is their order as numbers, of any length, and int() takes neither all digits nor all lengths.
-    return tuple(sorted(found, key=lambda module: [(not part.isdecimal(), len(part) if part.isdecimal() else 0, part)
-                                                   for part in re.split(r"(\d+)", module)]))
+    return tuple(sorted(found, key=natural))
 
 
 def joined_names(linears: Iterable[str]) -> tuple[str, ...]:

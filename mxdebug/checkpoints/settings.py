@@ -18,6 +18,8 @@ from .kinds import COMPRESSED_TENSORS, COMPRESSED_TENSORS_NVFP4, GPT_OSS, MODELO
 
 BY_MODEL_TYPE = f"model_type gpt_oss (vLLM: {GPT_OSS_ALPHA}, {GPT_OSS_BETA}, {GPT_OSS_LIMIT})"  # vLLM quantization/mxfp4.py
 NOT_STATED = "not stated"
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # how engines call the number of experts
+ROUTING = ("norm_topk_prob", "routed_scaling_factor")
 HF_QUANT_CONFIG = "hf_quant_config.json"
 W4A16 = "W4A16_NVFP4"  # ModelOpt's quant_algo for weights alone
 NVFP4_32 = replace(NVFP4, block=32)  # no kernel's format, but exporters make it (TensorRT-LLM issue 19091)
@@ -182,7 +184,7 @@ def _check_groups(groups: Any, fmt: BlockFormat, operand: str) -> None:
 
 def stated_experts(config: Config) -> tuple[int, str] | None:
     """(number of experts, where) if config.json states it. Engines use one of three names."""
-    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+    for key in EXPERTS:
         if (found := config.get(key, int)) is not None:
             return found
     return None
@@ -204,7 +206,7 @@ class Routing:
 
 def read_routing(config: Config) -> Routing:
     """norm_topk_prob and routed_scaling_factor. model_type gpt_oss: softmax over the chosen experts, so always renormalised (transformers, vLLM)."""
-    stated, factor = config.get("norm_topk_prob", bool), _number(config, "routed_scaling_factor")
+    stated, factor = config.get(ROUTING[0], bool), _number(config, ROUTING[1])
     where = ", ".join(found[1] for found in (stated, factor) if found is not None)
     if stated is None and config.model_type == "gpt_oss":
         return Routing(True, factor and factor[0], "model_type gpt_oss")

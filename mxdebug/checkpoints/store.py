@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def _from_index(index: Path) -> Store:
 
 @contextmanager
 def _open(path: Path, listed_in: Path | None, folder: Path) -> Iterator[Any]:
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, False for a name that no file can have
         raise MxdebugError(str(path), f"a file, since {listed_in.name} lists it" if listed_in else "a file", "no file",
                            "a shard that was not downloaded")
     with open_safetensors(path, folder, "an interrupted download, or a Git LFS pointer in its place") as handle:

@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import MxdebugError
+from ..errors import MxdebugError, brief
 from ..files import read_json
+from ..recipes.swiglu import PARAMETERS
 from .checkpoint import Checkpoint
-from .settings import HF_QUANT_CONFIG
+from .settings import EXPERTS, HF_QUANT_CONFIG, ROUTING
 from .store import SINGLE, Reader
 
 _DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu}  # Reader.read gives their bytes
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size")
-_MODEL = ("model_type", "hidden_act", "mlp_hidden_act", "swiglu_alpha", "swiglu_beta", "swiglu_limit", *EXPERTS, *SIZES)
+_MODEL = ("model_type", "hidden_act", "mlp_hidden_act", *(f"swiglu_{p}" for p in PARAMETERS), *ROUTING, *EXPERTS, *SIZES)
 _QUANTISATION = ("quant_method", "format", "quant_algo", "group_size", "config_groups", "quantization")
 
 
@@ -33,10 +34,11 @@ def copy_experts(checkpoint: Checkpoint, index: int, experts: Sequence[int], fol
 
     Raises MxdebugError for an unknown layer or expert, and where the files are damaged or cannot be written.
     """
-    if index not in checkpoint.layers:
-        raise MxdebugError("layer index", f"one of {', '.join(map(str, checkpoint.layers))}", repr(index))
-    names, out = checkpoint._names[index], {}
+    names, out = checkpoint._names[checkpoint._index(index)], {}
     with checkpoint._store.reader() as reader:
+        count = checkpoint._count(names, reader)
+        if any(not 0 <= e < count for e in experts):
+            raise MxdebugError(f"experts of {names.module}", f"numbers from 0 to {count - 1}", brief(list(experts)))
         for leaf, name in names.fused.items():
             out[name] = torch.cat([_raw(reader, name, slice(e, e + 1)) for e in experts])
         for (word, leaf), found in names.single.items():
@@ -93,8 +95,8 @@ def save(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any],
         (folder / "config.json").write_text(json.dumps(config, indent=1))
         if beside is not None:
             (folder / HF_QUANT_CONFIG).write_text(json.dumps(beside, indent=1))
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise MxdebugError(
-            str(folder), "a folder that can be written to", str(error.strerror), "no permission, or the disk is full"
+            str(folder), "a folder that can be written to", str(error), "no permission, or the disk is full"
         ) from error
     return folder

@@ -42,14 +42,15 @@ def confusion(paths: tuple[str, ...], ids: tuple[str, ...], json_file: Path | No
 
     Exit code: 0 no fault is called right with call and checkpoint at hand, 1 one is.
     """
-    from ..confusion import MISSED, PATHS, as_json, render, table
+    from ..confusion import PATHS, as_json, cells, measure
     from ..contracts import any_contract
+    from ..evidence import MISSED, table
     from ..faults import fault
 
     for p in paths:
         any_contract(p)
-    cases = table(paths or PATHS, [fault(i).id for i in ids] or None, lambda p: click.echo(f"{p} ...", err=True))
-    click.echo(render(cases))
+    cases = measure(paths or PATHS, [fault(i).id for i in ids] or None, lambda p: click.echo(f"{p} ...", err=True))
+    click.echo(table(cells(cases)))
     if json_file is not None:
         json_file.write_text(as_json(cases))
     sys.exit(1 if any(c.found["together"] == MISSED for c in cases) else 0)

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..errors import MxdebugError
+import click
+
+from ..errors import MxdebugError, printable
 
 if TYPE_CHECKING:
     from ..calls import Recording
+    from ..contracts import Contract, LinearContract
+
+MANY = 8
 
 
-def chosen(recordings: Sequence[Recording], wanted: str | None) -> list[Recording]:
-    """MoE calls, or those of this number or whose folder's name contains `wanted`. Raises MxdebugError where there is none."""
-    from ..contracts import ALL
+def choose(recordings: list[Recording], wanted: str | None, contracts: Mapping[str, Contract | LinearContract]) -> list[Recording]:
+    """The calls of this number, or whose folder's name contains `wanted`; without it all of kernels among `contracts`, and a line on what is left out.
 
-    known = {f for c in ALL.values() for f in (c.function, *c.aliases)}
-    out = [
-        r
-        for r in recordings
-        if r.function in known and (wanted is None or (r.sequence == int(wanted) if wanted.isdigit() else wanted in r.source.name))
-    ]
-    if not out:
-        raise MxdebugError(
-            "calls", f"one of {', '.join(sorted(known))}" + (f" matching {wanted!r}" if wanted else ""), f"{len(recordings)} others"
-        )
-    return out
+    Raises MxdebugError where there is none.
+    """
+    known = {f for c in contracts.values() for f in (c.function, *c.aliases)}
+    if wanted is not None:
+        chosen = [r for r in recordings if (r.sequence == int(wanted) if re.fullmatch(r"[0-9]{1,9}", wanted) else wanted in r.source.name)]
+        if not chosen:
+            more = f" and {len(recordings) - MANY} more" if len(recordings) > MANY else ""
+            raise MxdebugError("call", "one of " + ", ".join(r.source.name for r in recordings[:MANY]) + more, repr(wanted))
+        return chosen
+    chosen = [r for r in recordings if r.function in known]
+    others: dict[str, int] = {}
+    for r in recordings:
+        if r.function not in known:
+            others[r.function] = others.get(r.function, 0) + 1
+    if not chosen:
+        found = ", ".join(f"{n} of {f}" for f, n in others.items()) or "no recorded call"
+        raise MxdebugError("dump", f"a call of {', '.join(sorted(known))}", found, "set FLASHINFER_DUMP_INCLUDE (see mxdebug doctor)")
+    if others:
+        click.echo(printable("left out: " + ", ".join(f"{n} calls of {f}" for f, n in others.items())))
+    return chosen

@@ -30,14 +30,14 @@ def cut(
     wanted: str | None,
     probe_data: bool,
 ) -> None:
-    """Cut the smallest call that still shows the same faults out of one in DUMP: one token and its experts, where that is enough.
+    """Cut a small call that still shows the same faults out of one in DUMP: one token and its experts, where that is enough.
 
-    OUT then has a dump and a checkpoint of a few hundred kB, to send or to keep as a test. What was written is diagnosed again;
+    OUT then has a dump and a checkpoint with no more than that, to send or to keep as a test. What was written is diagnosed again;
     where it shows other faults, the command ends with an error and leaves nothing.
     """
     from ..checkpoints import open_checkpoint
     from ..cut import cut as run
-    from ..cut import probe
+    from ..cut import cut_made
     from ..cut.folder import CHECKPOINT, DUMP, size
 
     if dump.is_file() and dump.suffix == ".safetensors":
@@ -48,10 +48,10 @@ def cut(
             "it is one layer and a few tokens already: send that file with the layer's tensors",
         )
     call, opened = _one(dump, wanted), open_checkpoint(checkpoint)
-    made = (probe if probe_data else run)(call, opened, out, layer=layer, module=module, tp=tp)
+    made = (cut_made if probe_data else run)(call, opened, out, layer=layer, module=module, tp=tp)
     click.echo(f"{made.after.verdict.upper()}: {', '.join(f.id for f in made.after.findings) or 'no fault'}")
     if probe_data:
-        click.echo("  data      made: nothing of the checkpoint or of the call is in it")
+        click.echo("  data      made: no weight and no activation of yours is in it")
     else:
         experts = (
             f", {len(made.experts)} of {made.of_experts} experts ({', '.join(map(str, made.experts))})"
@@ -71,17 +71,10 @@ def _one(dump: Path, wanted: str | None) -> object:
     """The one call that is meant."""
     from ..calls import scan
     from ..contracts import ALL
+    from .choosing import choose
 
-    known = {f for c in ALL.values() for f in (c.function, *c.aliases)}
-    there = [r for r in scan(dump) if r.function in known]
-    if wanted is not None:
-        there = [r for r in there if (r.sequence == int(wanted) if wanted.isdigit() else wanted in r.source.name)]
+    there = choose(scan(dump), wanted, ALL)
     if len(there) != 1:
         names = ", ".join(r.source.name for r in there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
-        raise MxdebugError(
-            "call",
-            "exactly one: --call NUMBER or a part of the folder's name",
-            names or "none",
-            f"no call of {', '.join(sorted(known))}" if not there else "a dump of several calls",
-        )
+        raise MxdebugError("call", "exactly one: --call NUMBER or a part of the folder's name", names, "a dump of several calls")
     return there[0].load()

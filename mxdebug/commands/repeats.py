@@ -22,12 +22,13 @@ def repeats(dump: Path, calls: tuple[str, str] | None) -> None:
     Exit code: 0 nothing contradicts, 1 something does, 2 no two calls can be compared.
     """
     from ..calls import scan
+    from ..contracts import CONTRACTS
     from ..diagnosis.repeats import compare_calls
-    from .choosing import chosen
+    from .choosing import choose
 
-    recordings = chosen(scan(dump), None)
+    recordings = choose(scan(dump), None, CONTRACTS)
     if calls is not None:
-        pairs = [tuple(chosen(recordings, n)[0] for n in calls)]
+        pairs = [tuple(choose(recordings, n, CONTRACTS)[0] for n in calls)]
     else:
         pairs = [(a, b) for i, a in enumerate(recordings) for b in recordings[i + 1 :]]
     compared, wrong, why, paired = 0, 0, None, set()

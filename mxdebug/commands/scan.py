@@ -38,7 +38,7 @@ class _Scan(click.Command):
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="Processes that read, each with less than 1 GiB of memory.",
+    help="Processes that read.",
 )
 @click.option("--resume", type=click.Path(dir_okay=False, path_type=Path), help="Keep what was measured in this file, and go on from it.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything that was found, for machines.")
@@ -68,11 +68,15 @@ def scan(
 
     Exit code: 0 clean (notes say what only some backends do), 1 suspicious, 2 broken, 3 it could not be scanned.
     """
+    from ..files import check_writable, write
     from ..scan import scan as run
     from ..scan import to_html, to_json
     from ..scan.scan import TP
 
     try:
+        for file, option in ((json_file, "--json"), (html_file, "--html"), (index, "--index"), (resume, "--resume")):
+            if file is not None:
+                check_writable(file, option)
         report = run(
             checkpoint,
             payload=payload,
@@ -82,16 +86,13 @@ def scan(
             index=index,
             progress=not quiet,
         )
-        for file, write in ((json_file, to_json), (html_file, to_html)):
+        click.echo(str(report))
+        for file, option, text in ((json_file, "--json", to_json), (html_file, "--html", to_html)):
             if file is not None:
-                file.write_text(write(report), encoding="utf-8")
-    except OSError as error:
-        click.echo(f"mxdebug: {error}", err=True)
-        sys.exit(NOT_SCANNED)
+                write(file, text(report), option)
     except MxdebugError as error:
         click.echo(f"mxdebug: {error.operand}\n  expected  {error.expected}\n  got       {error.got}", err=True)
         if error.reason:
             click.echo(f"  likely    {error.reason}", err=True)
         sys.exit(NOT_SCANNED)
-    click.echo(str(report))
     sys.exit(report.exit_code)

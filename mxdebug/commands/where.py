@@ -22,11 +22,12 @@ def where(dump: Path, index: Path, wanted: str | None) -> None:
     Compares hashes of the rows of w13, which survive every order of rows and experts. Exit code: 0 all were found, 2 one was not.
     """
     from ..calls import scan
+    from ..contracts import CONTRACTS
     from ..diagnosis.where import where as find
     from ..errors import printable
     from ..scan import load_index
-    from .choosing import chosen
+    from .choosing import choose
 
     known = load_index(index)
-    for r in chosen(scan(dump), wanted):
+    for r in choose(scan(dump), wanted, CONTRACTS):
         click.echo(f"call {r.sequence}, {printable(r.source.name)}: {find(r.load(), known)}")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import MxdebugError
-from .operand import Arguments, shown
+from ..errors import MxdebugError, brief
+from .operand import Arguments, number, shown
 
 if TYPE_CHECKING:
     from .contract import Contract
@@ -39,8 +39,16 @@ def read_routing(c: Contract, arguments: Arguments, tokens: int) -> tuple[Tensor
     logits = arguments.get("routing_logits")
     if not isinstance(logits, Tensor) or logits.dtype not in (torch.bfloat16, torch.float32) or logits.dim() != 2 or logits.shape[0] != tokens:
         raise MxdebugError("router logits (routing_logits)", f"torch.bfloat16 or torch.float32 [{tokens}, experts]", shown(logits), "logits of another call")
-    return route(logits, int(arguments.get("top_k", 1)), int(arguments.get("routing_method_type", 0)), arguments.get("routing_bias"),
-                 arguments.get("routed_scaling_factor"), int(arguments.get("n_group") or 0), bool(arguments.get("norm_topk_prob", True)))
+    experts, top_k = logits.shape[1], number(arguments, "top_k", 1)
+    if not 1 <= top_k <= experts:
+        raise MxdebugError("top_k", f"1 to {experts}, the experts", str(top_k))
+    bias, factor = arguments.get("routing_bias"), arguments.get("routed_scaling_factor")
+    if bias is not None and (not isinstance(bias, Tensor) or not bias.is_floating_point() or tuple(bias.shape) != (experts,)):
+        raise MxdebugError("routing_bias", f"floating-point numbers [{experts}]", shown(bias), "the bias of another layer")
+    if factor is not None and (isinstance(factor, bool) or not isinstance(factor, (int, float))):
+        raise MxdebugError("routed_scaling_factor", "a number", brief(factor), "not a call of this function, or a damaged dump")
+    return route(logits, top_k, number(arguments, "routing_method_type", 0), bias, factor, number(arguments, "n_group", 0),
+                 bool(arguments.get("norm_topk_prob", True)))
 
 
 def route(logits: Tensor, top_k: int, method: int, bias: Tensor | None, factor: float | None, groups: int, renormalise: bool) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ FLUSHED = "scales-small-flushed"  # shows where some scales are small
 MAGNITUDE = 3.0  # of the activations: pre-activations then reach beyond a limit of 7
 
 
-def probe(
+def cut_made(
     call: Call, checkpoint: Checkpoint, out: Path, *, layer: int | None = None, module: str | None = None, tp: tuple[int, int] | None = None
 ) -> Cut:
     """Write a call with made numbers that shows the faults which the diagnosis of this one finds, into a new folder.
@@ -85,7 +85,7 @@ def probe(
                 problem = problem or error.got
                 continue
         numbers = (
-            "Weights and activations are made (random); nothing of a model is in it. The output is mxdebug's emulation, not a recording."
+            "Weights and activations are made (random), none is a model's. The output is mxdebug's emulation, not a recording."
         )
         sizes = f"{made.layer.experts} experts, hidden {made.layer.hidden}, intermediate {made.layer.intermediate}"
         kind = f"One call of {contract.path}, {len(made.x)} tokens, {sizes}."
@@ -172,6 +172,7 @@ def _call(call: Call, contract: Contract, s: Situation) -> Call:
         timestamp="20260101_000000_000",
         process=1,
         graph_capture=False,
+        lost="",
         signature=call.signature if call.function == contract.function else "",
     )
 

@@ -27,7 +27,8 @@ from .smaller import Places, smaller, smaller_linear
 
 LOOKED_AT = 64  # tokens whose output is compared, to find the worst
 ALONE = 4  # tokens that are tried alone
-MOST = 16  # tokens that are put together, before the call is kept as it is
+MOST = 16  # tokens that are put together one by one
+SHOWN = 16  # numbers of tokens in a sentence
 OWN = "Weights, activations and outputs are those that were recorded: look whether you may hand them on."
 Faults = frozenset[tuple[str, frozenset[str]]]
 
@@ -40,7 +41,7 @@ class Cut:
     before       the diagnosis of the whole call; after: that of what was written
     tokens       kept, of `of_tokens`: numbers in the call; experts: kept, of `of_experts` (both () and 0 for a linear layer)
     tries        how many cuts were diagnosed
-    left_out     findings that made data cannot show, with the reason (`probe`)
+    left_out     findings that made data cannot show, with the reason (`cut_made`)
     """
 
     folder: Path
@@ -63,7 +64,7 @@ def faults(d: Diagnosis, contract: Contract | LinearContract) -> Faults:
 def cut(
     call: Call, checkpoint: Checkpoint, out: Path, *, layer: int | None = None, module: str | None = None, tp: tuple[int, int] | None = None
 ) -> Cut:
-    """Write the smallest cut of a call that shows the same faults on the same operands, and the same verdict, into a new folder.
+    """Write a small cut of a call that shows the same faults on the same operands, and the same verdict, into a new folder.
 
     layer, module, tp   as of `diagnose`
     Raises MxdebugError where call or checkpoint cannot be read, the folder is not empty, or what was written shows other faults.
@@ -73,11 +74,16 @@ def cut(
     if linear is not None:
         return _cut_linear(call, linear, checkpoint, out, module, layer, tp)
     contract = find(call.function, call.arguments)
+    if call.lost:
+        raise MxdebugError("cut", "a call whose outputs could be read", call.lost, "diagnose it as it is: its inputs often decide alone")
+    w13 = contract.operand("w13").get(call.arguments)
+    if w13 is None or not w13.dim() or not len(w13) or not _count(call, contract):
+        raise MxdebugError("cut", "a call with tokens and experts", "none", "send the call itself")
     index = locate(call, checkpoint) if layer is None else layer
     chosen = checkpoint.layer(index)
     before = diagnose(call, chosen, tp=tp)
     wanted, ranked = faults(before, contract), _worst_first(call, contract, chosen, tp)
-    local = contract.operand("w13").get(call.arguments).shape[0]
+    local = len(w13)
     ranks = chosen.layer.experts // local
     tries = 0
 
@@ -96,14 +102,14 @@ def cut(
     def needed(tokens: Sequence[int]) -> set[int]:
         return _positions(call, contract, tokens, local, ranks)
 
-    def best(tokens: Sequence[int], enough: Callable[[int], bool]) -> tuple[int, Call | None, Places]:
-        """The try with the fewest experts that is good enough, else the best."""
+    def best(tokens: Sequence[int]) -> tuple[int, Call | None, Places]:
+        """The try with the fewest experts that shows all faults, else the best."""
         found = None
-        for positions in _expert_sets(needed(tokens), chosen, local, ranks):
+        for positions in _expert_sets(needed(tokens), chosen, local):
             if found is None or attempt_is_new(positions, found):
                 tried = attempt(tokens, positions)
                 found = tried if found is None or tried[0] < found[0] else found
-                if enough(found[0]):
+                if not found[0]:
                     break
         return found
 
@@ -139,7 +145,7 @@ def _greedy(
     """One token alone if one will do; else tokens one after the other, each kept if fewer faults are missing with it."""
     first = None
     for token in ranked[:ALONE]:
-        found = best([token], lambda missing: missing == 0)
+        found = best([token])
         if found[0] == 0:
             return [token], found
         if first is None or found[0] < first[1][0]:
@@ -148,21 +154,21 @@ def _greedy(
     for token in [t for t in ranked[:MOST] if t not in kept]:
         if found[0] == 0:
             break
-        more = best([*kept, token], lambda missing: missing == 0)
+        more = best([*kept, token])
         if more[0] < found[0]:
             kept, found = [*kept, token], more
     if found[0] and len(ranked) > 1:  # what no single token adds, several may: the order of many scales, a sum over tokens
         size = 2
         while found[0] and size < len(ranked):
-            kept, found = list(ranked[:size]), best(ranked[:size], lambda missing: missing == 0)
+            kept, found = list(ranked[:size]), best(ranked[:size])
             size *= 2
     for token in list(kept):
-        if found[0] == 0 and len(kept) > 1 and (fewer := best([t for t in kept if t != token], lambda missing: missing == 0))[0] == 0:
+        if found[0] == 0 and len(kept) > 1 and (fewer := best([t for t in kept if t != token]))[0] == 0:
             kept, found = [t for t in kept if t != token], fewer
     return kept, found
 
 
-def _expert_sets(selected: set[int], chosen: CheckpointLayer, local: int, ranks: int) -> Iterator[set[int]]:
+def _expert_sets(selected: set[int], chosen: CheckpointLayer, local: int) -> Iterator[set[int]]:
     """Positions to keep: those that the tokens select; with the experts of the largest input scales, which all share; one more; all."""
     yield set(selected)
     largest = {int(t.argmax()) % local for t in (chosen.layer.w13_input_scale, chosen.layer.w2_input_scale) if t is not None}
@@ -180,9 +186,10 @@ def _expert_sets(selected: set[int], chosen: CheckpointLayer, local: int, ranks:
 def _positions(call: Call, contract: Contract, tokens: Sequence[int], local: int, ranks: int) -> set[int]:
     """Positions on any rank that the tokens select; the first where they select none, or where what they select cannot be read."""
     try:
-        ids = contract.see(call.arguments, experts=[0]).experts[list(tokens)].long()
+        ids = contract.see(call.arguments, experts=[0]).experts
     except MxdebugError:
         return set(range(local))
+    ids = ids[[t for t in tokens if t < len(ids)]].long()
     return set((ids[(ids >= 0) & (ids < local * ranks)] % local).tolist()) or {0}
 
 
@@ -214,7 +221,7 @@ def _off(got: Tensor, want: Tensor) -> Tensor:
 
 
 def _some(kept: Sequence[int], unit: str) -> str:
-    return f"{len(kept)} {unit}{'s' if len(kept) != 1 else ''} ({', '.join(map(str, kept[:MOST]))}{', ...' if len(kept) > MOST else ''})"
+    return f"{len(kept)} {unit}{'s' if len(kept) != 1 else ''} ({', '.join(map(str, kept[:SHOWN]))}{', ...' if len(kept) > SHOWN else ''})"
 
 
 def _said(wanted: Faults) -> str:
@@ -235,13 +242,14 @@ def _cut_linear(
     before = diagnose(call, checkpoint, module=module, layer=layer, tp=tp)
     x = contract.operand("x").get(call.arguments)
     count = len(x) if x is not None and x.dim() == 2 else 0
-    wanted, tries, found, size = faults(before, contract), 0, None, 1
+    wanted, tries, found, kept = faults(before, contract), 0, None, []
+    alone = faults(diagnose(call, located.chosen, tp=tp), contract)  # without what only the other layers say
     ranked = _worst_linear(call, contract, located) if count else []
     for tokens in [*([t] for t in ranked[:ALONE]), *(ranked[: 2**n] for n in range(1, 7) if 2**n < count), list(range(count))]:
-        tries, size = tries + 1, sorted(tokens)
+        tries, kept = tries + 1, sorted(tokens)
         try:
-            made = smaller_linear(call, contract, torch.tensor(size)) if len(size) < count else call
-            if faults(diagnose(made, located.chosen, tp=tp), contract) == faults(diagnose(call, located.chosen, tp=tp), contract):
+            made = smaller_linear(call, contract, torch.tensor(kept)) if len(kept) < count else call
+            if faults(diagnose(made, located.chosen, tp=tp), contract) == alone:
                 found = made
                 break
         except MxdebugError:
@@ -259,9 +267,9 @@ def _cut_linear(
         _said(wanted),
     )
     (out / README).write_text(
-        readme(after, f"{_some(size, 'token')} of one call of {contract.path}, and the whole layer {located.chosen.name}.", OWN, tp)
+        readme(after, f"{_some(kept, 'token')} of one call of {contract.path}, and the whole layer {located.chosen.name}.", OWN, tp)
     )
-    return Cut(out, before, after, tuple(size), count, (), 0, tries)
+    return Cut(out, before, after, tuple(kept), count, (), 0, tries)
 
 
 def _worst_linear(call: Call, contract: LinearContract, located: Located) -> list[int]:

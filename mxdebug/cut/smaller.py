@@ -72,7 +72,7 @@ def smaller(call: Call, contract: Contract, tokens: Tensor, places: Places) -> C
         _pick_tokens(contract, call.arguments, args, tokens)
     if not places.all:
         _renumber(contract, args, places)
-    outputs = tuple(t[tokens].clone() for t in call.outputs[:1])
+    outputs = tuple(_rows("output", t, tokens) for t in call.outputs[:1])
     return replace(call, arguments=args, defaulted=frozenset(n for n in call.defaulted if n in args and n not in _COUNTS), outputs=outputs)
 
 
@@ -139,15 +139,22 @@ def _pick_tokens(contract: Contract, before: dict[str, Any], args: dict[str, Any
         packed = layout.pack(scales).reshape(scales.shape if layout is LINEAR else layout.padded(*scales.shape))
         packed = packed.contiguous() if old.dtype == torch.uint8 else packed.contiguous().view(old.dtype)
         s.put(args, packed[..., None] if old.dim() == 3 else packed)
-    x.put(args, x.get(before)[tokens].clone())
+    x.put(args, _rows(x.where, x.get(before), tokens))
     for name in (*_MEMORY, *_BY_TOKEN, "topk_ids"):
         if isinstance(t := args.get(name), Tensor) and t.dim() == 2:
-            args[name] = t[tokens].clone()
+            args[name] = _rows(name, t, tokens)
     for key in ("experts", "router"):
         o = contract.operand(key)
         if isinstance(before.get(o.argument.partition("[")[0]), (list, tuple)) or "[" not in o.argument:
             if (t := _get(o, args)) is not None:
-                o.put(args, t[tokens].clone())
+                o.put(args, _rows(o.where, t, tokens))
+
+
+def _rows(name: str, t: Tensor, tokens: Tensor) -> Tensor:
+    """The tokens' rows of an argument; MxdebugError where it has not as many."""
+    if int(tokens.max()) >= len(t):
+        raise MxdebugError(name, "a row for each token", f"shape {list(t.shape)}", "its tokens cannot be told apart")
+    return t[tokens].clone()
 
 
 def _renumber(contract: Contract, args: dict[str, Any], places: Places) -> None:

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..formats import BlockFormat
 from .finding import CONSISTENT, PROVED
 from .recover import Recovered, Source
 
 NOT_LOADED, NAN = "operand-not-loaded", "scales-nan"
+
+
+def nan_codes(fmt: BlockFormat) -> tuple[int, ...]:
+    """The bytes that are NaN as block scales of a format."""
+    return tuple(torch.isnan(fmt.scale.table()).nonzero().flatten().tolist())
 
 
 @dataclass(frozen=True)

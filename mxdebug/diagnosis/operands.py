@@ -15,7 +15,7 @@ from ..formats import BlockTensor
 from ..layouts import GROUPS_64, INTERLEAVED_UP, LINEAR, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, UP_GATE, Layout, SWIZZLE_128x4
 from ..recipes import PAD_ALL, Form, Plan, logical_operands
 from ..reference import MoELayer
-from .damage import find_damage
+from .damage import find_damage, nan_codes
 from .finding import CONSISTENT, DIFFERENT, EQUAL, PROVED, SAME_VALUES, UNREAD, Finding
 from .recover import Recovered, Source, padding_not_zero, recover, rows_in_place
 
@@ -88,9 +88,8 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
     if unexpected:
         norms = ", ".join(f"{contract.operand(k).title}: norm {actual[k].float().norm():.3f} in the call, none in the checkpoint" for k in unexpected)
         findings.append(Finding(FAULTS["bias-unexpected"], PROVED, ", ".join(contract.operand(k).title for k in unexpected), norms))
-    nan = {"w13_scale": contract.weights.outer, "w2_scale": contract.weights.outer}
     hurt = {k: d for k, r in recovered.items() if not r.complete
-            and (d := find_damage(actual[k], r, source, () if k not in nan else (0x7F, 0xFF) if nan[k] else (0xFF,)))}
+            and (d := find_damage(actual[k], r, source, nan_codes(contract.weights) if k.endswith("_scale") else ()))}
     for fault in dict.fromkeys(d.fault for d in hurt.values()):
         keys = [k for k, d in hurt.items() if d.fault == fault]
         findings.append(Finding(FAULTS[fault], PROVED if any(hurt[k].strength == PROVED for k in keys) else CONSISTENT,
@@ -119,7 +118,7 @@ def _prefer_shared(recovered: dict[str, Recovered], contract: Contract) -> dict[
 
 def _made_from(r: Recovered, actual: Tensor, plan: Plan, source: Source) -> Recovered:
     """The reading of a checkpoint that was changed before the recipe, where that explains what the checkpoint itself does not."""
-    for fault in LAYER_FAULTS if r.key in ("w13_scale", "w2_scale") and source.layer.up.global_scale is not None else ():
+    for fault in LAYER_FAULTS if r.key.endswith("_scale") and source.layer.up.global_scale is not None else ():
         other = recover(r.key, actual, plan.forms[r.key], Source(fault.layer(source.layer), source.parallel))
         if other.complete:
             return replace(other, made_from=fault.id)

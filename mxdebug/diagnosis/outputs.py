@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -13,10 +12,11 @@ from torch import Tensor
 from ..contracts import Seen
 from ..faults import FAULTS, KERNEL_FAULTS, Fault, KernelChange
 from ..metrics import Comparison, compare
-from ..reference import Roundings, Trace
+from ..reference import Trace
 from .finding import CONSISTENT, PROVED, Finding
 from .given import Given
-from .places import Places, places
+from .floor import floor_words, follows, rounding_floor  # noqa: F401  the last is for those who look for it beside `follows`
+from .region import Region, wrong_region
 
 SAMPLE = 4  # tokens on which hypotheses about the computation are tried
 DEPTH = 2   # broken computations of which all stacks are tried
@@ -25,50 +25,6 @@ KEPT = 6    # how many of the closest are built upon
 FEW_WEIGHTS = 10**8       # dequantised for one hypothesis: about a second
 ALL_WEIGHTS = 3 * 10**8  # dequantised for the tokens that are emulated at all
 MOST_WEIGHTS = 4 * 10**9  # dequantised for all of them
-
-
-def rounding_floor(k: int, roundings: Roundings | None = None) -> float:
-    """The relative L2 distance that rounding can make between a kernel and its emulation.
-
-    Both add K products in float32; their sums differ by at most K * 2^-24. A result that is stored with steps of s (relative to itself)
-    flips to the neighbouring number with probability K * 2^-24 / s and is then off by s: sqrt(K * 2^-24 * s) in all. Three results
-    are stored as bf16 (s = 2^-8) on the way (GEMM1, activation, GEMM2): sqrt(3 * K * 2^-32). K 384: 5.2e-4; K 2944: 1.4e-3.
-    Faults of the catalogue move an output by 3e-2 and more.
-
-    Where the inner activation is requantised, its steps are coarser: at most 2^-3 for E4M3, 1/2 for E2M1, whose block scale has steps of
-    2^-3 besides. Sums, bf16 results that flipped before it and the approximate reciprocal (2^-22) tip it: d = K * 2^-23 + 2^-22.
-    A kernel whose quantisation is not in open code may store a bf16 result where the emulation does not, or the other way round:
-    d = 2^-9 then. MXFP8, K 2944: 7e-3; not in open code: 1.6e-2. NVFP4: 1.6e-2; not in open code: 3.5e-2.
-    """
-    plain = 3 * k * 2.0**-32
-    if roundings is None or roundings.requantise is None:
-        return math.sqrt(plain)
-    tips = 2.0**-9 if roundings.activation is None else k * 2.0**-23 + 2.0**-22
-    steps = 0.5 + 2.0**-3 if roundings.requantise.format.packed else 2.0**-3
-    return math.sqrt(plain + tips * steps)
-
-
-def floor_words(got: Tensor, want: Tensor, k: int, roundings: Roundings | None) -> str:
-    """The derived floor and the measured distance, in a sentence."""
-    floor, measured = rounding_floor(k, roundings), compare(got, want).relative_l2
-    how = f"three results stored as bf16 after float32 sums of {k} products: sqrt(3 * {k} * 2^-32)"
-    if roundings is not None and roundings.requantise is not None:
-        tips = "2^-9" if roundings.activation is None else f"({k} * 2^-23 + 2^-22)"
-        how += f", and an inner activation requantised to {roundings.requantise.format.name} in steps of {'2^-1 + 2^-3' if roundings.requantise.format.packed else '2^-3'}: + {tips} * step under the root"
-    return f"floor: rounding alone can make a relative L2 of {floor:.1e} ({how}); measured {measured:.1e}"
-
-
-def follows(got: Tensor, want: Tensor, k: int, roundings: Roundings | None = None) -> bool:
-    """Whether an output is the emulated one, token by token, up to `rounding_floor`; NaN and inf must stand in the same places.
-
-    In a narrow layer a single step of one large number is more than the floor, so one step (2^-7 at most) of the largest is allowed too.
-    """
-    if not got.numel():
-        return True
-    if not compare(got, want).masks_equal:
-        return False
-    a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (got, want))
-    return bool(((a - b).norm(dim=1) <= rounding_floor(k, roundings) * b.norm(dim=1) + 2.0**-7 * b.abs().amax(dim=1)).all())
 
 
 def sample_tokens(given: Given, count: int, output: Tensor | None = None) -> Tensor:
@@ -135,13 +91,13 @@ def examine(given: Given, output: Tensor, most_tokens: int = 64) -> OutputEviden
     if unwritten:
         finding = Finding(FAULTS["output-unwritten"], unwritten[0], "all tokens", unwritten[1])
         return OutputEvidence(comparison, False, (finding,), tokens, trace, len(output), floor=words)
-    bad_place = places(got, emulated, given.k, seen.roundings)
-    if bad_place is not None and (finding := _unwritten_part(bad_place, got, emulated, None if memory is None or memory.shape != output.shape else memory[tokens], tokens)):
+    region = wrong_region(got, emulated, given.k, seen.roundings)
+    if region is not None and (finding := _unwritten_part(region, got, emulated, None if memory is None or memory.shape != output.shape else memory[tokens], tokens)):
         return OutputEvidence(comparison, False, (finding,), tokens, trace, len(output), floor=words)
     findings, not_tried = _search(given, got, emulated, tokens)
-    if not findings and bad_place is not None:
-        only = f"only {bad_place.text(tokens)}; everywhere else the output follows from what was passed"
-        if bad_place.tile is None:
+    if not findings and region is not None:
+        only = f"only {region.text(tokens)}; everywhere else the output follows from what was passed"
+        if region.tile is None:
             not_tried = (*not_tried, f"the output is wrong in {only}")
         else:
             findings = (Finding(FAULTS["output-tile"], CONSISTENT, "output", only),)
@@ -150,7 +106,7 @@ def examine(given: Given, output: Tensor, most_tokens: int = 64) -> OutputEviden
     return OutputEvidence(comparison, False, findings, tokens, trace, len(output), not not_tried, (*not_tried, *where), words)
 
 
-def _unwritten_part(bad: Places, got: Tensor, emulated: Tensor, memory: Tensor | None, tokens: Tensor) -> Finding | None:
+def _unwritten_part(bad: Region, got: Tensor, emulated: Tensor, memory: Tensor | None, tokens: Tensor) -> Finding | None:
     """A part of the output that still holds the memory it was to be written into, or zeros, where the rest follows."""
     there = got[bad.mask]
     if memory is not None and torch.equal(there, memory[bad.mask]):

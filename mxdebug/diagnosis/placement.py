@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,12 @@ from ..contracts import Contract
 from ..errors import MxdebugError
 from ..exchange.examine import chance, explained_by_means
 from ..faults import FAULTS
+from ..faults.slots import SCALES
 from ..layouts import LINEAR, SM90_SCALE_FOLD, SWIZZLE_8x4, SWIZZLE_128x4, Layout
+from .damage import nan_codes
 from .finding import PROVED, SUSPECTED, Finding
 from .given import Given
 
-SCALES = ("w13_scale", "w2_scale")
 _FAULT = {
     LINEAR.name: "scales-linear",
     SWIZZLE_128x4.name: "scales-128x4",
@@ -30,7 +33,7 @@ def nan_scales(given: Given) -> list[Finding]:
     out = []
     for key in SCALES:
         data, experts = _bytes(given.contract, key, given), given.experts
-        nan = (data & 0x7F) == 0x7F if given.contract.weights.outer else data == 0xFF
+        nan = torch.isin(data, torch.tensor(nan_codes(given.contract.weights), dtype=torch.uint8))
         if nan.any():
             which = nan.reshape(experts, -1).any(1).nonzero().flatten().tolist()
             out.append(
@@ -75,7 +78,7 @@ def suspect(given: Given) -> list[Finding]:
 
 def _share(data: Tensor, layout: Layout, rows: int, columns: int) -> float | None:
     try:
-        if torch.tensor(layout.padded(rows, columns)).prod() != data.shape[1]:
+        if math.prod(layout.padded(rows, columns)) != data.shape[1]:
             return None
     except MxdebugError:
         return None

@@ -21,11 +21,10 @@ from ..layouts import match_rows, row_hashes
 from ..metrics import Comparison, compare
 from .finding import PROVED, RIGHT, WRONG, Diagnosis, Finding
 from .given import Given
-from .outputs import follows
-from .places import places
+from .floor import follows
+from .region import wrong_region
 
 _OUTPUTS = ("output", "moe_output", "out")  # memory that a call writes into is no input
-
 _TOKENS = ("x", "x_scale", "experts", "router")
 _HINTS = ("tune_max_num_tokens",)  # of the autotuner; it grows with the batch and changes no number
 
@@ -51,12 +50,12 @@ def compare_calls(first: Call, second: Call) -> Diagnosis:
     if contract.path != other.path:
         raise MxdebugError("two calls", f"of one kernel ({contract.path})", other.path)
     if not first.outputs or not second.outputs:
-        raise MxdebugError("two calls", "with recorded outputs", "one without", "a call that crashed, or inputs only (log level)")
+        raise MxdebugError("two calls", "with recorded outputs", "one without", first.lost or second.lost or "a call that crashed, or inputs only (log level)")
     for o in contract.operands:
         a, b = o.get(first.arguments), o.get(second.arguments)
-        if (a is None) != (b is None) or (a is not None and not _equal(a, b)):
+        if (a is None) != (b is None) or (a is not None and not same_bits(a, b)):
             raise MxdebugError(
-                f"two calls' {o.title}", "the same tensor in both", "different ones", "calls of two layers: pick two of one layer (--call)"
+                f"two calls' {o.title}", "the same tensor in both", "different ones", "calls of two layers: pick two of one layer (--calls A B)"
             )
     if other := _other_argument(contract, first, second):
         raise MxdebugError(
@@ -98,7 +97,7 @@ def compare_calls(first: Call, second: Call) -> Diagnosis:
             None,
             None,
             ("outputs bit by bit",),
-            _open(first, second, pair),
+            _open(pair),
         )
     if follows(pair.second, pair.first, k, roundings):
         return Diagnosis(
@@ -110,9 +109,9 @@ def compare_calls(first: Call, second: Call) -> Diagnosis:
             None,
             None,
             (f"distance against the floor of rounding: {distance}",),
-            _open(first, second, pair),
+            _open(pair),
         )
-    at = places(pair.second, pair.first, k, roundings)
+    at = wrong_region(pair.second, pair.first, k, roundings)
     where = "all tokens" if at is None else at.text(pair.tokens[0])
     guilty = _which(contract, first, second, pair, k)
     id = "output-varies" if pair.same else "output-depends-on-batch"
@@ -134,16 +133,17 @@ def _wrong(id: str, where: str, evidence: str, facts: tuple[tuple[str, str], ...
     )
 
 
-def _open(first: Call, second: Call, pair: _Pair) -> tuple[str, ...]:
+def _open(pair: _Pair) -> tuple[str, ...]:
     more = "two calls that agree may both be wrong: diagnose one of them against the checkpoint"
     return (more,) if pair.same else (more, f"only tokens that both calls have were compared: {len(pair.first)}")
 
 
-def _equal(a: Any, b: Any) -> bool:
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two arguments are equal, tensors bit by bit; NaN equals NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b))
+        return len(a) == len(b) and all(same_bits(x, y) for x, y in zip(a, b))
     return type(a) is type(b) and (a == b or a != a)
 
 
@@ -155,13 +155,13 @@ def _other_argument(contract: Contract, first: Call, second: Call) -> str | None
     """The name of an argument that is neither of the tokens nor memory for the output, and differs; None where none does."""
     tokens = {o.argument.partition("[")[0] for o in contract.inputs if o.key in _TOKENS}
     names = [n for n in dict.fromkeys((*first.arguments, *second.arguments)) if n not in (*_OUTPUTS, *_HINTS, *tokens)]
-    return next((n for n in names if not _equal(first.arguments.get(n), second.arguments.get(n))), None)
+    return next((n for n in names if not same_bits(first.arguments.get(n), second.arguments.get(n))), None)
 
 
 def _common(contract: Contract, first: Call, second: Call) -> _Pair:
     inputs = [c.arguments for c in (first, second)]
     names = {n for a in inputs for n in a if n not in _OUTPUTS}
-    same = all(_equal(inputs[0].get(n), inputs[1].get(n)) for n in names)
+    same = all(same_bits(inputs[0].get(n), inputs[1].get(n)) for n in names)
     out = first.outputs[0], second.outputs[0]
     if same:
         everything = torch.arange(len(out[0]))

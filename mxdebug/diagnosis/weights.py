@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..calls import Call
+from ..calls.call import COMPLETED
 from ..checkpoints import Checkpoint, CheckpointLayer, open_checkpoint
 from ..contracts import Contract, contract
 from ..contracts.operand import Operand
 from ..errors import MxdebugError
 from ..faults import OPERANDS, SCALARS
+from ..files import open_safetensors
 from ..reference import Parallel
 from ..recipes import recipe
 from .diagnose import diagnose
@@ -62,21 +63,7 @@ def diagnose_weights(
         torch.ones(tokens, 1),
         parallel,
     )
-    call = Call(
-        function=c.function,
-        module="",
-        arguments=arguments,
-        defaulted=frozenset(),
-        outputs=(),
-        status="completed",
-        versions={},
-        sequence=0,
-        timestamp="",
-        process=0,
-        graph_capture=False,
-        signature="",
-        source=None,
-    )
+    call = Call.made(c.function, arguments, status=COMPLETED)
     told = c.parallel(arguments).tp_size == parallel.tp_size
     return _of_weights(diagnose(call, chosen, engine=engine, tp=None if told else parallel), given, c, chosen)
 
@@ -134,8 +121,6 @@ def _operands(weights: Mapping[str, Tensor], c: Contract) -> dict[str, Tensor]:
 
 def load_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a .safetensors file. Raises MxdebugError for any other file."""
-    try:
-        with safe_open(os.fspath(file), "pt") as f:
-            return {name: f.get_tensor(name) for name in f.keys()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise MxdebugError(f"converted weights {Path(file).name}", "a .safetensors file", str(error)) from error
+    path = Path(file)
+    with open_safetensors(path, path.resolve().parent, "not a .safetensors file, or cut off") as f:
+        return {name: f.get_tensor(name) for name in f.keys()}

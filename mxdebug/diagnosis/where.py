@@ -130,15 +130,15 @@ def _best(position: int, hashes: Tensor, index: Index) -> tuple[int, Place, Tens
 
 
 def _slice(place: Place, found: Tensor, index: Index) -> tuple[int, int] | None:
-    """(size, rank) of the tensor-parallel cut whose rows these are: the coarsest that holds them all and of which none is missing at the edges."""
+    """(size, rank) of the tensor-parallel cut whose rows these are: the finest that holds them all, with nearly all rows of it that the index keeps."""
     i = index.places.index(place)
-    kept = index.row[(index.place == i) & (index.hashes != 0)].long().sort().values
+    kept = index.row[(index.place == i) & (index.hashes != 0)].long()
     for size in range(MOST_RANKS, 0, -1):
         if place.rows % size:
             continue
         width = place.rows // size
         rank = int(found[0]) // width
         inside = kept[(kept >= rank * width) & (kept < (rank + 1) * width)]
-        if int(found[-1]) < (rank + 1) * width and len(inside) and len(found) >= 0.9 * len(inside) and len(found) <= len(inside):
+        if int(found[-1]) < (rank + 1) * width and len(found) >= 0.9 * len(inside):
             return size, rank
     return None

@@ -209,8 +209,3 @@ FAMILIES = (
         ),
     ),
 )
-
-
-def family(id: str) -> Family:
-    """The chapter of a fault."""
-    return next(f for f in FAMILIES if id in f.ids)

@@ -38,8 +38,8 @@ from ..layouts import (
 )
 from ..recipes import PAD_ALL, PAD_END, Form
 from ..reference import Parallel
-from .fault import Fault, Situation, Slots, needs
-from .slots import BIASES, EVERY, PAYLOADS, SCALES, W13, slot_fault
+from .fault import OPERANDS, Fault, Situation, Slots, needs
+from .slots import BIASES, PAYLOADS, SCALES, W13, slot_fault
 from .value_faults import DAMAGE_FAULTS, LAYER_FAULTS, VALUE_FAULTS
 
 _ROWS_NEED = "gate and up rows that differ"
@@ -73,13 +73,13 @@ ROW_ORDER_FAULTS = (
     slot_fault("experts-stride", "experts stand at a stride of their own size; the kernel looks for each at the padded size", (*PAYLOADS, *SCALES),
                "pad every expert on its own before stacking or swizzling them", ("TransformerEngine#2924",), "a size that needs padding, and several experts",
                lambda key, form, c: {"padding": PAD_ALL} if form.layout.padded(form.halves * form.padded_rows, form.padded_columns)[0] != form.halves * form.rows else None),
-    *(slot_fault(f"rows-shuffled-{s.block}", f"rows shuffled in blocks of {s.block}, as TRT-LLM-gen's kernels want them", EVERY,
+    *(slot_fault(f"rows-shuffled-{s.block}", f"rows shuffled in blocks of {s.block}, as TRT-LLM-gen's kernels want them", OPERANDS,
                   "do not call shuffle_matrix_a for this kernel", ("sglang#26884", "vllm#52240"), "rows that differ",
                   lambda key, form, c, s=s: {"shuffle": s} if form.shuffle != s else None)
       for s in ROW_SHUFFLES),
-    slot_fault("rows-shuffled-twice", "rows shuffled twice", EVERY, "permute rows once, by get_w2_permute_indices_with_cache (FlashInfer)",
+    slot_fault("rows-shuffled-twice", "rows shuffled twice", OPERANDS, "permute rows once, by get_w2_permute_indices_with_cache (FlashInfer)",
                 ("sglang#26884",), "rows that differ", lambda key, form, c: {"shuffle": SHUFFLED_TWICE} if form.shuffle is SHUFFLE_32 else None),
-    slot_fault("rows-not-shuffled", "rows not shuffled", EVERY, "permute rows by get_w2_permute_indices_with_cache (FlashInfer), scales and biases too",
+    slot_fault("rows-not-shuffled", "rows not shuffled", OPERANDS, "permute rows by get_w2_permute_indices_with_cache (FlashInfer), scales and biases too",
                 ("sglang#26884", "vllm#52240"), "rows that differ", lambda key, form, c: {"shuffle": None} if form.shuffle is not None else None),
 )
 
@@ -161,17 +161,17 @@ def _wrong_experts(situation: Situation, keys: tuple[str, ...]) -> Situation:
 
 # Recognised in code: what they change is not one value of one slot.
 EXPERT_FAULTS = (
-    Fault("experts-rolled", "experts stand in another order than the router numbers them", EVERY, _roll,
+    Fault("experts-rolled", "experts stand in another order than the router numbers them", OPERANDS, _roll,
           "each operand's experts equal other experts of the checkpoint", "at least two experts that differ",
           "load every tensor of an expert into the same slot", ("vllm#45212", "sglang#13162")),
-    Fault("operand-of-another-expert", "one operand's experts belong to other experts than the rest of the layer", EVERY,
+    Fault("operand-of-another-expert", "one operand's experts belong to other experts than the rest of the layer", OPERANDS,
           lambda s, keys: _roll(s, keys[:1]),
           "this operand's experts equal other experts of the checkpoint; its companions are where they belong", "at least two experts that differ",
           "index payload, block scales and bias with the same expert id", ("sglang#21602",)),
-    Fault("wrong-tp-slice", "an operand holds the slice of another tensor-parallel rank", EVERY, _wrong_slice,
+    Fault("wrong-tp-slice", "an operand holds the slice of another tensor-parallel rank", OPERANDS, _wrong_slice,
           "the bytes equal another rank's slice of the checkpoint", "tp_size above 1",
           "cut payload, block scales and bias with the same tp_rank", ("vllm#42803",)),
-    Fault("wrong-ep-slice", "an operand holds the experts of another expert-parallel rank", EVERY, _wrong_experts,
+    Fault("wrong-ep-slice", "an operand holds the experts of another expert-parallel rank", OPERANDS, _wrong_experts,
           "the bytes equal another rank's experts in the checkpoint", "ep_size above 1",
           "slice experts with the ep_rank that is passed to the kernel", ("sglang#21602",)),
 )
@@ -195,7 +195,7 @@ def _other_layout(situation: Situation, keys: tuple[str, ...]) -> Situation:
 
 
 UNNAMED_FAULTS = (
-    Fault("rows-unnamed", "rows stand in an order that mxdebug has no name for", EVERY, _reverse,
+    Fault("rows-unnamed", "rows stand in an order that mxdebug has no name for", OPERANDS, _reverse,
           "every row of the checkpoint's expert stands in the operand, in another place", "rows that differ",
           "apply the inverse of the printed permutation, or find the step that permutes rows"),
     Fault("layout-other", "bytes lie in a composition of layouts that no known step makes", SCALES, _other_layout,

@@ -10,7 +10,6 @@ from .fault import Fault, Situation, Slots, needs
 
 W13 = ("w13", "w13_scale", "w13_bias")
 PAYLOADS, SCALES, BIASES = ("w13", "w2"), ("w13_scale", "w2_scale"), ("w13_bias", "w2_bias")
-EVERY = ("w13", "w13_scale", "w13_bias", "w2", "w2_scale", "w2_bias")
 
 
 def _inject(id: str, slots: Slots) -> Callable[[Situation, tuple[str, ...]], Situation]:

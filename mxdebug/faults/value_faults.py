@@ -27,8 +27,8 @@ from ..recipes import (
     Values,
 )
 from ..reference import MoELayer
-from .fault import Fault, Situation, Slots, needs
-from .slots import EVERY, PAYLOADS, SCALES, slot_fault
+from .fault import OPERANDS, Fault, Situation, Slots, needs
+from .slots import PAYLOADS, SCALES, slot_fault
 
 
 def _values(mx: Values | None, nv: Values | None) -> Slots:
@@ -40,7 +40,7 @@ VALUE_FAULTS = (
     slot_fault(
         "padding-not-zero",
         "the padding holds other bytes than zeros",
-        EVERY,
+        OPERANDS,
         "zero the padded buffer before loading (torch.zeros, not torch.empty)",
         ("sglang#9346", "Primus-Turbo#383", "Lvllm#110"),
         "padding of w13 and of w2 that meet, both with scales that are not zero",

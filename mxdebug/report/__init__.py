@@ -5,16 +5,8 @@
 
 from __future__ import annotations
 
+from .page import write_html
 from .record import Entry, Report
 from .schema import SCHEMA, as_dict, write_json
 
 __all__ = ["SCHEMA", "Entry", "Report", "as_dict", "write_html", "write_json"]
-
-
-def __getattr__(name: str) -> object:
-    """The page needs plotly's colours through the views, so it is imported by those who ask for it only."""
-    if name == "write_html":
-        from .page import write_html
-
-        return write_html
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

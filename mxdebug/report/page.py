@@ -10,9 +10,10 @@ from ..checkpoints import Checkpoint
 from ..contracts import ALL, LINEAR_CONTRACTS
 from ..diagnosis import Diagnosis, Finding
 from ..diagnosis.finding import DIFFERENT, EQUAL, RIGHT, STRENGTHS, distance
-from ..errors import MxdebugError
-from .private import Private, escaped
-from .record import Entry, Report, mxdebug_version, write
+from ..errors import MxdebugError, escaped
+from ..files import write
+from ..private import Private
+from .record import Entry, Report, mxdebug_version
 from .style import STYLE
 
 # A browser that is asked to run or load something here refuses, whatever a mistake of ours might let through.
@@ -149,13 +150,13 @@ def _reproduce(report: Report, hide: Private) -> Iterator[str]:
     )
     yield "<h2>How to reproduce</h2>"
     yield _list([("mxdebug", mxdebug_version()), *((k, f"{v} (as the dump says)") for k, v in versions)], hide)
-    wrong = next((e for e in report.entries if e.verdict not in (RIGHT, "not read")), report.entries[0])
+    wrong = next((e for e in report.entries if e.verdict not in (RIGHT, "not read")), None)
     lines = list(dict.fromkeys([report.command(), report.command(wrong)]))
     yield "<p>Diagnose the dump again, in the folder that holds dump and checkpoint; no GPU is needed:</p>" + _lines(lines, hide)
-    if report.checkpoint is not None and wrong.recording is not None:
+    if report.checkpoint is not None and wrong is not None and wrong.recording is not None:  # of a right call there is nothing to be cut
         cut = report.command(wrong, "cut") + " --out cut"
         yield "<p>Cut a small call with the same faults out of it, one token where that is enough:</p>" + _lines([cut], hide)
-        if wrong.function not in {c.function for c in LINEAR_CONTRACTS.values()}:
+        if wrong.diagnosis.findings and wrong.function not in {c.function for c in LINEAR_CONTRACTS.values()}:
             yield "<p>The same, with made numbers in place of the model's:</p>" + _lines([f"{cut} --probe-data"], hide)
     if functions:
         yield f"<p>Record such a dump:</p><pre>{escaped(dump_recipe(','.join(functions)))}</pre>"

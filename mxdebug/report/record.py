@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from ..calls import Call, Recording
 from ..diagnosis import Diagnosis
 from ..errors import MxdebugError
-from .private import Private
+from ..files import check_writable
+from ..private import Private
 
 if TYPE_CHECKING:
     from ..checkpoints import Checkpoint
@@ -74,11 +75,12 @@ class Report:
     sent: Path | None = None
     engine: str = "vllm"
     call: str | None = None
+    index: Path | None = None
 
     @property
     def private(self) -> Private:
         """What hides this machine's paths."""
-        return Private.of(self.dump, self.checkpoint, self.sent)
+        return Private.of(self.dump, self.checkpoint, self.sent, self.index)
 
     def command(self, entry: Entry | None = None, verb: str = "diagnose") -> str:
         """The line that does it again, with names of files and folders only; entry: for that call alone; verb: "diagnose" or "cut"."""
@@ -90,26 +92,20 @@ class Report:
             ("--call", entry.name if several else self.call),
         ]
         if verb == "diagnose":
-            options += [("--sent", self.sent and self.sent.name), ("--engine", None if self.engine == "vllm" else self.engine)]
+            options += [("--index", self.index and self.index.name), ("--sent", self.sent and self.sent.name), ("--engine", None if self.engine == "vllm" else self.engine)]
         words = ["mxdebug", verb, self.dump.resolve().name]
         words += [word for name, value in options if value is not None for word in (name, str(value))]
         return shlex.join(words + (["--tp", *map(str, self.tp)] if self.tp is not None else []))
 
 
-def writable(file: Path, option: str) -> Path:
-    """The file again; MxdebugError where none can be written there. Asked before a diagnosis that takes minutes, not after it."""
-    if file.is_dir() or not file.resolve().parent.is_dir():
-        raise MxdebugError(
-            option, "a file in a folder that exists", f"{file.name}, {'a folder' if file.is_dir() else 'whose folder does not exist'}"
-        )
-    return file
-
-
 def write_all(report: Report, html: Path | None, json: Path | None, checkpoint: Checkpoint | None = None) -> None:
-    """Write the files that were asked for. Of a report without entries only whether they can be written is checked."""
+    """Write the files that were asked for. Of a report without entries only whether they can be written is checked; old ones are removed, so
+    that none is taken for the answer where there is none."""
     for file, option in ((html, "--html"), (json, "--json")):
         if file is not None:
-            writable(file, option)
+            check_writable(file, option)
+            if not report.entries:
+                file.unlink(missing_ok=True)
     if html is not None and report.entries:
         from .page import write_html
 
@@ -118,13 +114,3 @@ def write_all(report: Report, html: Path | None, json: Path | None, checkpoint: 
         from .schema import write_json
 
         write_json(report, json)
-
-
-def write(file: Path, text: str, option: str) -> None:
-    """Write text as UTF-8; MxdebugError where that fails."""
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MxdebugError(
-            option, "a file that can be written", f"{file.name}: {error.strerror}", "no permission, or the disk is full"
-        ) from error

@@ -52,8 +52,9 @@ from typing import Any
 from ..diagnosis import Diagnosis, Finding
 from ..errors import MxdebugError
 from ..metrics import Comparison
-from .private import Private
-from .record import Entry, Report, mxdebug_version, write
+from ..files import write
+from ..private import Private
+from .record import Entry, Report, mxdebug_version
 
 SCHEMA = 1
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .private import escaped
+from ..errors import escaped
 
 WIDE = 840  # units across: pixels on a page of 900
 LETTER = 6.6  # units that a letter of 12 units' size needs

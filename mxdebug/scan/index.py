@@ -126,8 +126,10 @@ class Index:
     def stale(self, checkpoint: str | os.PathLike[str]) -> list[str]:
         """What speaks against this index being of the checkpoint as it is now, in words; empty where all file sizes are the same."""
         out = []
+        root = Path(checkpoint)
+        root = root.parent if root.is_file() else root
         for name, size in self.files.items():
-            path = Path(checkpoint) / name
+            path = root / name
             now = path.stat().st_size if path.is_file() else None
             if now != size:
                 out.append(f"{name} has {now} bytes, had {size}" if now is not None else f"{name} is not there")

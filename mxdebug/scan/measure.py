@@ -104,7 +104,6 @@ class Measured:
 
 def measure(folder: str, tasks: list[Task]) -> list[Measured]:
     """Measure weights of files in `folder`, each opened once. What cannot be read has `failed` set."""
-    torch.set_num_threads(1)  # processes are the parallelism
     reader = _Reader(Path(folder))
     out = []
     try:

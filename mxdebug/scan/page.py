@@ -1,9 +1,11 @@
-"""A report as one HTML page: no scripts, nothing loaded from elsewhere, everything from the checkpoint escaped."""
+"""A report as one HTML page: no scripts, nothing loaded from elsewhere, everything from the checkpoint escaped, no path of this machine."""
 
 from __future__ import annotations
 
-from html import escape
+from pathlib import Path
 
+from ..errors import escaped as escape
+from ..private import Private
 from .finding import MEANINGS, Finding, shown
 from .report import Report
 from .scene import share
@@ -30,23 +32,25 @@ _MOST_NAMES = 200
 
 def to_html(report: Report) -> str:
     """The whole page."""
-    findings = "".join(_rule(fs) for fs in report.by_rule()) or '<p class="weak">No findings.</p>'
+    hide = Private.of(Path(report.path))
+    name = escape(hide(shown(report.path)))
+    findings = "".join(_rule(fs, hide) for fs in report.by_rule()) or '<p class="weak">No findings.</p>'
     legend = " ".join(f'<b class="{s}">{s}</b> {escape(m)}.' for s, m in MEANINGS.items())
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in report.kinds.items())
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(report.verdict)}: {escape(shown(report.path))}</title><style>{_STYLE}</style></head><body>"
-        f'<h1><span class="{report.verdict.lower()}">{escape(report.verdict)}</span> {escape(shown(report.path))}</h1>'
+        f"<title>{escape(report.verdict)}: {name}</title><style>{_STYLE}</style></head><body>"
+        f'<h1><span class="{report.verdict.lower()}">{escape(report.verdict)}</span> {name}</h1>'
         f"<p>{escape(report.counts())}. Stated {escape(report.stated)}; weights {escape(kinds)}.</p>"
         f'<p class="weak">Read {escape(report.was_read())}.</p><h2>Findings</h2>{findings}<p class="weak">{legend}</p>'
         f"<h2>Block scales by class of weights</h2><main>{_table(report.statistics)}</main></body></html>\n"
     )
 
 
-def _rule(findings: list[Finding]) -> str:
+def _rule(findings: list[Finding], hide: Private) -> str:
     rule = findings[0].rule
-    texts = "".join(f"<li>{escape(f.text)}{_experts(f)}</li>" for f in findings)
+    texts = "".join(f"<li>{escape(hide(f.text))}{_experts(f)}</li>" for f in findings)
     names = list(dict.fromkeys(n for f in findings for n in f.tensors))
     total = sum(f.count for f in findings)
     more = f" and {total - _MOST_NAMES:,} more" if total > _MOST_NAMES else ""

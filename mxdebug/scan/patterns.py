@@ -12,7 +12,8 @@ from ..checkpoints.kinds import COMPRESSED_TENSORS, COMPRESSED_TENSORS_NVFP4
 from .kinds import COMPRESSED_TENSORS_MXFP8
 
 _LONGEST, _SECONDS = 1000, 0.05
-_PREFIX = re.compile(r"^.*?(?=(?:^|\.)layers\.)\.?")  # engines rename what stands before "layers"
+# Engines rename these words before "layers", and no others: a vision tower's layers are not the language model's.
+_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|backbone)\.)*(?=layers\.)")
 _COMPRESSED = (COMPRESSED_TENSORS, COMPRESSED_TENSORS_NVFP4, COMPRESSED_TENSORS_MXFP8)
 
 

@@ -20,7 +20,7 @@ class Report:
     stated      the quantisation that the configuration states, in words; kinds: kind -> number of weights of it, by names and dtypes
     findings    most serious first
     statistics  one record for each class of weights
-    read        "headers", "scales" (and one-number tensors), "payload" -> bytes read; size: bytes of all files
+    read        "headers", "scales" (and one-number tensors), "payload" -> bytes that the findings rest on; size: bytes of all files
     resumed     weights that a state file had already
     payload     whether payloads were read; tp: the degrees asked about
     """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from ..errors import MxdebugError
@@ -62,7 +63,8 @@ def _measured(folder: Folder, batches: list[list[Task]], processes: int) -> Iter
     if processes <= 1:
         yield from ((batch, measure(path, batch)) for batch in batches)
         return
-    with ProcessPoolExecutor(processes, _context()) as pool:
+    # Processes are the parallelism.
+    with ProcessPoolExecutor(processes, _context(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         futures = {pool.submit(measure, path, batch): batch for batch in batches}
         try:
             for future in as_completed(futures):
@@ -131,7 +133,10 @@ def _open(state: Path) -> IO[str]:
         with state.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             cut = file.read(1) != b"\n"
-    sink = state.open("a", encoding="utf-8")
+    try:
+        sink = state.open("a", encoding="utf-8")
+    except OSError as error:
+        raise MxdebugError(str(state), "a state file that can be written", str(error)) from error
     sink.write("\n" if cut else "")
     return sink
 

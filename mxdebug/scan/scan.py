@@ -37,7 +37,7 @@ def scan(
     path       a folder with safetensors (and config.json), or one .safetensors file
     payload    read the payloads too: code statistics, zero scales under other payload, zero weights
     tp         tensor-parallel degrees to check sizes for
-    processes  that read; each takes at most 1 GiB whatever the checkpoint's size
+    processes  that read; a worker's buffers are at most 16 MiB each, and the first process keeps a few kB for each weight
     resume     a file that keeps what was measured; of an interrupted scan only the rest is read, and files whose size or time changed again
     index      a file to write row hashes of all weights to (`mxdebug.scan.load_index` reads it); reads the payloads
     progress   a progress bar on stderr
@@ -45,6 +45,8 @@ def scan(
     Damaged files are findings. Raises MxdebugError only where nothing can be scanned: no files, none that can be read, no weights of a
     known kind; and where `resume` is another kind of file.
     """
+    if any(n < 1 for n in tp):
+        raise MxdebugError("tp", "degrees of 1 and more", ", ".join(map(str, tp)))
     path = Path(path)
     folder = open_folder(path)
     stated = read_stated(folder.path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from .kinds import Kind
 from .measure import Measured
 from .stated import Stated
 from .weights import Weight, Weights
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,14 @@ class Scene:
         return _by(self.weights.quantised, lambda w: w.parent)
 
     @cached_property
-    def labels(self) -> dict[str, list[Weight]]:
-        """Weights by class."""
-        return _by(self.weights.quantised, lambda w: w.label)
+    def classes(self) -> tuple[tuple[str, list[Weight]], ...]:
+        """(label, weights) of each class: one label and one kind, since a model may have layers of several kinds."""
+        return tuple((label, found) for (label, _), found in _by(self.weights.quantised, lambda w: (w.label, w.kind.name)).items())
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Classes whose scales were read, with their counts."""
-        return tuple(g for label, weights in self.labels.items() if (g := self._group(label, weights)) is not None)
+        return tuple(g for label, weights in self.classes for g in self._groups(label, weights))
 
     def number(self, weight: Weight, role: str) -> float | None:
         """The global or input scale as the file stores it; None where it has none that is one float32."""
@@ -80,20 +84,20 @@ class Scene:
         with np.errstate(divide="ignore", over="ignore"):
             return float(np.float32(1.0) / np.float32(stored))
 
-    def _group(self, label: str, weights: list[Weight]) -> Group | None:
-        read = [
-            (w, m) for w in weights if (m := self.measured.get(w.module)) is not None and m.scales is not None and w.kind is weights[0].kind
-        ]
-        if not read:
-            return None
-        units = tuple((w, e if w.fused else w.expert) for w, m in read for e in range(len(m.scales)))
-        whole = all(m.payload is not None for _, m in read)
+    def _groups(self, label: str, weights: list[Weight]) -> Iterator[Group]:
+        """A class whose scales were read; two groups where the payload of some could not be."""
+        read = [(w, m) for w in weights if (m := self.measured.get(w.module)) is not None and m.scales is not None]
+        for whole, some in _by(read, lambda pair: pair[1].payload is not None).items():
+            yield self._group(label, some, whole)
+
+    def _group(self, label: str, read: list[tuple[Weight, Measured]], whole: bool) -> Group:
+        units = tuple((w, e if w.fused and w.sizes is not None else w.expert) for w, m in read for e in range(len(m.scales)))
         zero, lost = (
             np.array([n for _, m in read for n in getattr(m, key)], dtype=np.int64) if whole else None for key in ("zero_rows", "lost")
         )
         return Group(
             label,
-            weights[0].kind,
+            read[0][0].kind,
             units,
             np.concatenate([m.scales for _, m in read]),
             np.concatenate([m.payload for _, m in read]) if whole else None,
@@ -102,10 +106,10 @@ class Scene:
         )
 
 
-def _by(weights: Iterable[Weight], key: Callable[[Weight], str]) -> dict[str, list[Weight]]:
-    out: dict[str, list[Weight]] = {}
-    for w in weights:
-        out.setdefault(key(w), []).append(w)
+def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    out: dict[K, list[T]] = {}
+    for item in items:
+        out.setdefault(key(item), []).append(item)
     return out
 
 

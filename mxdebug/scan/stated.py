@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import files
 from ..checkpoints.kinds import COMPRESSED_TENSORS, COMPRESSED_TENSORS_NVFP4, GPT_OSS, MODELOPT_NVFP4
+from ..checkpoints.settings import EXPERTS
 from ..errors import MxdebugError
 from .catalogue import RULES
 from .finding import Finding, make, shown
@@ -25,7 +26,7 @@ _ALGORITHMS = {"NVFP4": MODELOPT_NVFP4, "W4A16_NVFP4": MODELOPT_NVFP4, "NVFP4_AW
 _IGNORED = ("ignore", "exclude_modules", "exclude", "modules_to_not_convert")
 _SIZES = {
     "hidden": ("hidden_size",),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts": EXPERTS,
     "layers": ("num_hidden_layers",),
     "intermediate": ("moe_intermediate_size", "intermediate_size"),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..checkpoints.kinds import GPT_OSS
+from ..checkpoints.names import natural
 from .finding import shown
 from .header import Entry
 from .kinds import HARMLESS, KINDS, Kind, kinds_of
@@ -19,14 +20,6 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", "w1": "w1", "w2": "w2", "w3": "w3"}
 JOINED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"}, {"w1", "w3"})
 """Projections that engines join to one linear layer (vLLM: qkv_proj, gate_up_proj)."""
-BY_NUMBER = re.compile(r"([0-9]{1,18})")
-
-
-def natural(name: str) -> list[tuple[bool, int, str]]:
-    """A sort key: layer 2 before layer 10."""
-    return [(i % 2 == 0, int(part) if i % 2 else 0, part) for i, part in enumerate(BY_NUMBER.split(name))]
-
-
 @dataclass(frozen=True)
 class Weight:
     """One quantised weight: an expert's projection, all experts' fused projection, or a linear module.

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import html
-
 from ..diagnosis import finding
 from ..diagnosis.finding import RIGHT, STRENGTHS, Diagnosis, Finding, distance
-from ..errors import printable
+from ..errors import escaped as escape
 
 # Colours that work on JupyterLab's light and dark themes and for colour-blind readers; the word always stands beside.
 _COLOURS = {RIGHT: "#1b7f79", "wrong": "#c4572b"}
 _STYLE = "font-family: var(--jp-ui-font-family, sans-serif); max-width: 62em; line-height: 1.45; padding: 0.2em 0.6em"
 _CELL = "padding: 0.15em 1em 0.15em 0; text-align: left; vertical-align: top; background: none; border: none"
-
-
-def escape(text: str) -> str:
-    """Text for a page: markup, and characters that turn the line around or cannot be encoded."""
-    return html.escape(printable(text))
 
 
 def _row(label: str, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import contextlib
 import io
 import os
@@ -124,6 +125,7 @@ def _importing() -> bool:
     return False
 
 
+@functools.cache
 def install() -> None:
     """Add the audit hook, and make safetensors say what it opens (it does so in Rust, unseen by Python)."""
     real = safetensors.safe_open

@@ -21,7 +21,7 @@ _SPREAD = 2.0**15
 
 def check(scene: Scene) -> Iterator[Finding]:
     """Unusable numbers, joined weights that differ, experts that are far apart."""
-    for label, weights in scene.labels.items():
+    for label, weights in scene.classes:
         for role in ("global", "input"):
             yield from _bad(scene, label, weights, role)
     yield from _joined(scene)

@@ -30,7 +30,7 @@ def check(scene: Scene) -> Iterator[Finding]:
 
 def _blocks(scene: Scene) -> Iterator[Finding]:
     """K of a row-parallel weight is shared among ranks: each must get whole blocks."""
-    for label, weights in scene.labels.items():
+    for label, weights in scene.classes:
         if weights[0].projection in _ROWS:
             for k, those in _by_size(weights, 2).items():
                 if cut := [tp for tp in scene.tp if tp > 1 and k % (tp * weights[0].kind.block)]:
@@ -79,7 +79,7 @@ def _paths_text(paths: list[str]) -> str:
 
 
 def _linear(scene: Scene) -> Iterator[Finding]:
-    for label, weights in scene.labels.items():
+    for label, weights in scene.classes:
         if weights[0].in_experts or not weights[0].kind.e4m3:
             continue
         axis = 2 if weights[0].projection in _ROWS else 1

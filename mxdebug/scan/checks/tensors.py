@@ -46,7 +46,7 @@ def _missing(scene: Scene) -> Iterator[Finding]:
             (n for n, _ in absent),
             experts=(e for _, e in absent),
         )
-    for label, weights in scene.labels.items():
+    for label, weights in scene.classes:
         without = [w for w in weights if "input" not in w.leaves]
         if weights[0].kind.input_scale and without and len(without) < len(weights):
             yield make(
@@ -66,7 +66,8 @@ def _absent(scene: Scene) -> Iterator[tuple[str, int | None]]:
     for parent, found in experts.items():
         have = {(w.projection, w.expert) for w in found}
         spelled = {w.projection: w.module.rpartition(".")[2] for w in found}
-        numbers = [None] if found[0].fused else range(1 + max(w.expert for w in found if w.expert is not None))
+        numbered = [w.expert for w in found if w.expert is not None]
+        numbers = range(1 + max(numbered)) if numbered else [None]
         for projection in sorted(usual):
             for e in numbers:
                 module = ".".join([parent, *([str(e)] if e is not None else []), spelled.get(projection, projection)])
@@ -97,7 +98,7 @@ def _unknown(scene: Scene) -> Iterator[Finding]:
 
 
 def _headers(scene: Scene) -> Iterator[Finding]:
-    for label, weights in scene.labels.items():
+    for label, weights in scene.classes:
         found: dict[tuple[str, str], list[Weight]] = {}
         for w in weights:
             for rule, text in _wrong(w):

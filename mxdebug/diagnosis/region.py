@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from ..reference import Roundings
+from .floor import follows, rounding_floor
 
 TILES = (256, 192, 128, 64, 32, 16, 8)  # sizes of output tiles along columns
 
 
 @dataclass(frozen=True)
-class Places:
+class Region:
     """mask: bool [T, H], a rectangle of tokens x columns outside which an output follows; tokens, columns: its sides."""
 
     mask: Tensor
@@ -27,7 +28,7 @@ class Places:
         return None if last - first == self.mask.shape[1] else next((t for t in TILES if first % t == 0 and last % t == 0), None)
 
     def text(self, of: Tensor) -> str:
-        """The place in words; of: the call's numbers of the tokens that were looked at."""
+        """The region in words; of: the call's numbers of the tokens that were looked at."""
         first, last = int(self.columns[0]), int(self.columns[-1])
         tile = "" if self.tile is None else f" (whole tiles of {self.tile})"
         rows = of[self.tokens].tolist()
@@ -39,13 +40,11 @@ class Places:
         return f"{which}, columns {first} to {last} of {self.mask.shape[1]}{tile}"
 
 
-def places(got: Tensor, want: Tensor, k: int, roundings: Roundings | None = None) -> Places | None:
+def wrong_region(got: Tensor, want: Tensor, k: int, roundings: Roundings | None = None) -> Region | None:
     """The smallest rectangle outside which `got` follows `want`; None where that is more than half of the output, or everything follows.
 
     An element counts as wrong beyond what rounding can do to it: 2^-6 of itself plus the floor of its token.
     """
-    from .outputs import follows, rounding_floor
-
     a, b = got.double(), want.double()
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
     allowed = 2.0**-6 * b.abs() + 4 * rounding_floor(k, roundings) * b.nan_to_num(0.0, 0.0, 0.0).square().mean(1, keepdim=True).sqrt()
@@ -58,4 +57,4 @@ def places(got: Tensor, want: Tensor, k: int, roundings: Roundings | None = None
     mask[tokens[:, None], columns] = True
     if mask.float().mean() > 0.5 or not follows(torch.where(mask, want, got), want, k, roundings):
         return None
-    return Places(mask, tokens, columns)
+    return Region(mask, tokens, columns)
