@@ -5,12 +5,15 @@ from __future__ import annotations
 import html.parser
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
-from making_scan import CT_MXFP4, CT_MXFP8, EXPERT, GPT_OSS, MODELOPT, MODELOPT_MXFP8, QUARK, config, save, tensors
+from making_scan import CT_MXFP4, CT_MXFP8, EXPERT, GPT_OSS, KINDS, MODELOPT, MODELOPT_MXFP8, QUARK, config, save, tensors
+from safetensors.torch import save_file
 
 from mxdebug.cli import main
 from mxdebug.errors import MxdebugError
@@ -110,7 +113,7 @@ def test_a_shard_that_is_missing_and_one_too_many(sharded: Path) -> None:
     report = scan(sharded)
     assert (
         "no such file" in found(report, "shard-damaged")[0]
-        and "1 .safetensors files are not in the index" in found(report, "index-disagrees")[0]
+        and "1 .safetensors files are not in the index" in found(report, "files-beside")[0]
     )
 
 
@@ -454,3 +457,83 @@ def test_an_index_of_one_file_is_not_stale(tmp_path: Path) -> None:
     folder = save(tmp_path / "c", tensors(MODELOPT), config(MODELOPT))
     scan(folder / "model.safetensors", index=tmp_path / "i")
     assert load_index(tmp_path / "i").stale(folder / "model.safetensors") == []
+
+
+# -- what looks wrong and is not ----------------------------------------------------------------------------------------
+
+
+def changed(folder: Path, kind: str, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], object], shards: int = 1) -> Path:
+    made, stated = tensors(kind), config(kind)
+    change(made, stated)
+    return save(folder, made, stated, shards)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_shard_alone_is_not_broken(tmp_path: Path, kind: str) -> None:
+    """Cut after a third of the tensors, a weight loses its scale to the next file."""
+    save(tmp_path, tensors(kind), config(kind), shards=3)
+    reports = [scan(tmp_path / f"model-{i:05d}-of-00003.safetensors") for i in (1, 2, 3)]
+    assert {r.verdict for r in reports} == {"CLEAN"}, [str(r) for r in reports]
+    assert scan(tmp_path).verdict == "CLEAN" and not found(scan(tmp_path), "file-alone")
+
+
+@pytest.mark.parametrize("projection", ["gate_proj", "down_proj"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_projection_in_bf16_is_not_missing(tmp_path: Path, projection: str, layer: int) -> None:
+    def change(made: dict[str, torch.Tensor], stated: dict[str, Any]) -> None:
+        for e in range(4):
+            module = EXPERT.format(layer, e, projection)
+            for leaf in ("weight", "weight_scale", "weight_scale_2", "input_scale"):
+                made.pop(f"{module}.{leaf}")
+            made[f"{module}.weight"] = torch.ones(8, 8, dtype=torch.bfloat16)
+        stated["quantization_config"]["ignore"].append(f"model.layers.{layer}.mlp.experts.*.{projection}")
+
+    report = scan(changed(tmp_path, MODELOPT, change))
+    assert report.verdict == "CLEAN", str(report)
+    (tmp_path / "model.safetensors").unlink()
+    report = scan(changed(tmp_path, MODELOPT, lambda m, s: [change(m, s), m.pop(f"{EXPERT.format(layer, 2, projection)}.weight")]))
+    assert "1 projections that other experts or layers have" in found(report, "tensors-missing")[0], str(report)
+
+
+def test_files_beside_the_index_are_a_note(sharded: Path) -> None:
+    save_file({"layers.0.w1.weight": torch.zeros(2, 2)}, sharded / "consolidated.safetensors")
+    report = scan(sharded)
+    assert report.verdict == "CLEAN" and "1 .safetensors files are not in the index" in found(report, "files-beside")[0]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "said"),
+    [
+        ({"weight_packed": torch.zeros(8, 4, dtype=torch.int32), "weight_scale": torch.ones(8, 1)}, "weight_packed I32"),  # INT4
+        ({"qweight": torch.zeros(8, 4, dtype=torch.int32), "qzeros": torch.zeros(1, 4, dtype=torch.int32)}, "qweight I32"),  # AWQ, GPTQ
+        ({"weight": torch.zeros(8, 8).to(torch.float8_e4m3fn), "weight_scale": torch.ones(())}, "weight F8_E4M3"),  # one scale a tensor
+        ({"gate_up_proj": torch.zeros(2, 8, 8, dtype=torch.uint8)}, "gate_up_proj U8"),  # fused, by a name that is not known
+    ],
+)
+def test_what_is_not_read_is_said(tmp_path: Path, leaves: dict[str, torch.Tensor], said: str) -> None:
+    folder = changed(tmp_path, MODELOPT, lambda m, s: m.update({f"model.layers.1.other.{leaf}": t for leaf, t in leaves.items()}))
+    assert [t for t in found(scan(folder), "not-read")] == [f"1 modules, with {said}"] and scan(folder).verdict == "CLEAN"
+
+
+@pytest.mark.parametrize("payload", [False, True])
+def test_an_empty_expert_was_not_cast(tmp_path: Path, payload: bool) -> None:
+    """The scale of a block of zeros is 2^-127, byte 0; a cast leaves 0 too, over weights that are not."""
+    name = EXPERT.format(1, 1, "gate_proj")
+
+    def empty(made: dict[str, torch.Tensor], stated: dict[str, Any]) -> None:
+        made[f"{name}.weight"].zero_()
+        made[f"{name}.weight_scale"].zero_()
+
+    def cast(made: dict[str, torch.Tensor], stated: dict[str, Any]) -> None:
+        for n in (n for n in made if n.endswith("gate_proj.weight_scale")):
+            made[n].zero_()
+
+    report = scan(changed(tmp_path / "empty", QUARK, empty), payload=payload)
+    assert report.verdict == "SUSPICIOUS" and not found(report, "scale-cast"), str(report)
+    assert found(scan(changed(tmp_path / "cast", QUARK, cast), payload=payload), "scale-cast")
+
+
+def test_an_index_without_files_is_named(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text('{"weight_map": {}}')
+    with pytest.raises(MxdebugError, match="weight_map of model.safetensors.index.json"):
+        scan(tmp_path)

@@ -24,6 +24,21 @@ RULES: dict[str, Rule] = {
             "index-disagrees", BROKEN, "index and files disagree", "engines load other tensors than the index promises, or stop", _DOWNLOAD
         ),
         Rule(
+            "files-beside",
+            NOTE,
+            "files beside those that the index names",
+            "engines that go by the index do not load them, and nor did this scan: another naming of the same model (Mistral's consolidated), "
+            "a draft model, or a rest of an earlier download",
+            "none needed where you know what they are",
+        ),
+        Rule(
+            "file-alone",
+            NOTE,
+            "one file of a model was scanned alone",
+            "what is not in it may stand in another file: nothing was said to be missing",
+            "scan the folder",
+        ),
+        Rule(
             "tensor-twice",
             BROKEN,
             "a tensor stands in two files",

@@ -67,10 +67,12 @@ def open_folder(path: Path) -> Folder:
                 make(RULES["index-disagrees"], f"{INDEX} cannot be read: {error.got}; every {SUFFIX} file was scanned instead", [INDEX])
             )
     names = present if listed is None else sorted(set(listed.values()))
+    if not names and listed is not None:
+        raise MxdebugError(f"weight_map of {INDEX}", f"names of tensors and their {SUFFIX} files", "none that can be used", "a damaged index")
     if not names:
         raise MxdebugError(str(path), f"*{SUFFIX} files", "none", "weights not downloaded, or another format")
     if listed is not None and (extra := sorted(set(present) - set(names))):
-        found.append(make(RULES["index-disagrees"], f"{len(extra)} {SUFFIX} files are not in the index; they were not read", extra))
+        found.append(make(RULES["files-beside"], f"{len(extra)} {SUFFIX} files are not in the index; they were not read", extra))
     return _read(path, names, listed, found)
 
 

@@ -89,6 +89,9 @@ KINDS: Mapping[str, Kind] = {
 HARMLESS = frozenset({"weight_shape", "q_scale", "k_scale", "v_scale"})
 """Leaves beside quantised weights that say nothing about them: the unpacked shape, and scales of the KV cache."""
 
+INT4 = {"weight_packed": "I32"}
+"""Leaf and dtype of compressed-tensors' INT4, eight codes a word, whose other names are those of its 4-bit floats."""
+
 
 def kinds_of(leaves: Mapping[str, Entry | None]) -> tuple[str, ...]:
     """The kinds that a module's tensors may belong to, by names and dtypes; none for what is not quantised in a known way.

@@ -11,7 +11,7 @@ from ..checkpoints.kinds import GPT_OSS
 from ..checkpoints.names import natural
 from .finding import shown
 from .header import Entry
-from .kinds import HARMLESS, KINDS, Kind, kinds_of
+from .kinds import HARMLESS, INT4, KINDS, Kind, kinds_of
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
 _EXPERT = re.compile(r"(.+\.experts|experts)\.(\d{1,6})\.(\w+)")
@@ -115,6 +115,8 @@ def find_weights(tensors: Mapping[str, Entry], unread: Iterable[str], stated: st
 def _kind(leaves: Mapping[str, tuple[str, Entry | None]], stated: str | None) -> Kind | None:
     if leaves.keys() & {"blocks", "scales"} and any(name.endswith(("_blocks", "_scales")) for name, _ in leaves.values()):
         return KINDS[GPT_OSS]
+    if INT4.items() <= {leaf: entry.dtype for leaf, (_, entry) in leaves.items() if entry is not None}.items():
+        return None
     found = kinds_of({leaf: entry for leaf, (_, entry) in leaves.items()})
     if not found and stated in KINDS and "weight" in leaves:
         # No entry to look at, or a scale without its weight: what is stated can say what is missing.

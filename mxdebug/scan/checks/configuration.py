@@ -95,7 +95,7 @@ def _plain(module: str, leaves: Mapping[str, Entry | None], layers: int | None) 
 
 def _counts(scene: Scene) -> Iterator[Finding]:
     sizes = scene.stated.sizes
-    if (stated := sizes.get("experts")) is not None:
+    if (stated := sizes.get("experts")) is not None and scene.folder.whole:
         wrong = {
             parent: n
             for parent, found in scene.parents.items()

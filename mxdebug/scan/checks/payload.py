@@ -8,9 +8,7 @@ from ..catalogue import RULES
 from ..codes import NAN
 from ..finding import Finding, make
 from ..scene import Scene, share
-from .scales import of
-
-_PACKED_ZERO, _BYTE_ZERO = [0x00, 0x08, 0x80, 0x88], [0x00, 0x80]  # both elements 0 or -0
+from .scales import all_zero, of
 
 
 def check(scene: Scene) -> Iterator[Finding]:
@@ -24,7 +22,7 @@ def check(scene: Scene) -> Iterator[Finding]:
             yield of(group, "zero-scale-under-payload", group.lost, f"{group.lost.sum():,} of {group.blocks:,} blocks")
         if not group.kind.packed and (nan := group.payload[:, NAN[True]].sum(1)).any():
             yield of(group, "payload-nan", nan, f"{nan.sum():,} elements (byte 0x7F or 0xFF)")
-        zero = group.payload[:, _PACKED_ZERO if group.kind.packed else _BYTE_ZERO].sum(1) == group.payload.sum(1)
+        zero = all_zero(group)
         if zero.any():
             yield of(group, "payload-zero", zero, f"{zero.sum():,} of {len(zero):,} weights")
         if (rows := group.zero_rows * ~zero).any():

@@ -14,6 +14,8 @@ from ..scene import Group, Scene, share
 _CAST = np.isin(CODE, [0, *(1 << n for n in range(8))])  # uint8 of 2^(c-127): 0 below 1, then powers of two
 _MOST_SATURATED = 0.05
 """With weight_scale_2 = amax / 2688 a scale is 448 where a block's amax is above 27/28 of the tensor's (432 rounds up): hardly ever."""
+_ZERO = {True: [0x00, 0x08, 0x80, 0x88], False: [0x00, 0x80]}
+"""Payload bytes of elements that are 0 or -0, by whether a byte holds two."""
 _FEW = 256
 """Block scales from which on equal ones are no accident."""
 
@@ -34,7 +36,7 @@ def check(scene: Scene) -> Iterator[Finding]:
             yield of(group, "scale-negative", negative, f"{negative.sum():,} of {group.blocks:,} block scales are negative")
         totals = group.scales.sum(1, dtype=np.int64)
         if not e4m3:
-            cast = (group.hits(_CAST) == totals) & (totals > 0) & (group.scales[:, 128] < totals)
+            cast = (group.hits(_CAST) == totals) & (totals > 0) & (group.scales[:, 128] < totals) & ~_empty(group, totals)
             if cast.any():
                 yield of(group, "scale-cast", cast, f"{cast.sum():,} weights have no bytes but 0 and powers of two")
         saturated = group.hits(SATURATED[e4m3])
@@ -55,6 +57,22 @@ def check(scene: Scene) -> Iterator[Finding]:
                 f"{constant.sum():,} weights have one value for all their block scales, such as byte "
                 f"0x{int(group.scales[int(constant.argmax())].argmax()):02X}",
             )
+
+
+def _empty(group: Group, totals: np.ndarray) -> np.ndarray:
+    """bool [n]: scale bytes are all 0 as those of weights that are all zero are, not as those of small numbers cast by value.
+
+    The payload tells them apart; where it was not read, one weight among others may be empty, and a class of them is not.
+    """
+    zero = group.scales[:, 0] == totals
+    if group.payload is not None:
+        return zero & all_zero(group)
+    return zero & (not zero.all())
+
+
+def all_zero(group: Group) -> np.ndarray:
+    """bool [n]: units whose payload, which must have been read, is zero throughout."""
+    return group.payload[:, _ZERO[group.kind.packed]].sum(1) == group.payload.sum(1)
 
 
 def of(group: Group, rule: str, which: np.ndarray, text: str) -> Finding:

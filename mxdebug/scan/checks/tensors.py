@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator
 from ...checkpoints.kinds import GPT_OSS
 from ..catalogue import RULES
 from ..finding import Finding, make
+from ..header import Entry
 from ..measure import CHUNK
 from ..scene import Scene
 from ..tasks import is_number
-from ..weights import Weight
+from ..weights import WORDS, Weight
 
 _BLOCKS = (16, 32)
+_MOST_NAMED = 3
 
 
 def check(scene: Scene) -> Iterator[Finding]:
     """Missing and unknown tensors, dtypes, shapes, sizes of one layer that do not fit together."""
     yield from _missing(scene)
+    yield from _inputs(scene)
     yield from _unknown(scene)
     yield from _headers(scene)
     yield from _sizes(scene)
@@ -33,7 +36,7 @@ def _missing(scene: Scene) -> Iterator[Finding]:
         ]
     if names:
         yield make(
-            RULES["tensors-missing"],
+            RULES["tensors-missing"] if scene.folder.whole else RULES["file-alone"],
             f"{len(names):,} tensors beside others of their module, the first {names[0][0]}",
             (n for n, _ in names),
             experts=(e for _, e in names),
@@ -41,16 +44,19 @@ def _missing(scene: Scene) -> Iterator[Finding]:
     absent = list(_absent(scene))
     if absent:
         yield make(
-            RULES["tensors-missing"],
+            RULES["tensors-missing"] if scene.folder.whole else RULES["file-alone"],
             f"{len(absent):,} projections that other experts or layers have",
             (n for n, _ in absent),
             experts=(e for _, e in absent),
         )
+
+
+def _inputs(scene: Scene) -> Iterator[Finding]:
     for label, weights in scene.classes:
         without = [w for w in weights if "input" not in w.leaves]
         if weights[0].kind.input_scale and without and len(without) < len(weights):
             yield make(
-                RULES["input-missing"],
+                RULES["input-missing"] if scene.folder.whole else RULES["file-alone"],
                 f"{label}: {len(without):,} of {len(weights):,} have no {weights[0].kind.input_scale}",
                 (w.module for w in without),
                 len(weights),
@@ -61,18 +67,24 @@ def _missing(scene: Scene) -> Iterator[Finding]:
 def _absent(scene: Scene) -> Iterator[tuple[str, int | None]]:
     """(module, expert) of projections that are not there at all."""
     experts = {parent: found for parent, found in scene.parents.items() if any(w.in_experts for w in found)}
-    usual = {w.projection for found in experts.values() for w in found}
-    plain = scene.weights.other.keys()
+    usual = {w.projection: w.module.rpartition(".")[2] for found in experts.values() for w in found}
     for parent, found in experts.items():
         have = {(w.projection, w.expert) for w in found}
-        spelled = {w.projection: w.module.rpartition(".")[2] for w in found}
+        spelled = usual | {w.projection: w.module.rpartition(".")[2] for w in found}
+        plain = {_place(m) for m in scene.weights.other if m.startswith(f"{parent}.")}  # there, but not quantised: no download lacks it
         numbered = [w.expert for w in found if w.expert is not None]
         numbers = range(1 + max(numbered)) if numbered else [None]
         for projection in sorted(usual):
             for e in numbers:
-                module = ".".join([parent, *([str(e)] if e is not None else []), spelled.get(projection, projection)])
-                if (projection, e) not in have and module not in plain:
+                module = ".".join([parent, *([str(e)] if e is not None else []), spelled[projection]])
+                if (projection, e) not in have and _place(module) not in plain:
                     yield module, e
+
+
+def _place(module: str) -> str:
+    """A module's name with its projection in one spelling."""
+    head, _, last = module.rpartition(".")
+    return f"{head}.{WORDS.get(last, last)}"
 
 
 def _unknown(scene: Scene) -> Iterator[Finding]:
@@ -83,18 +95,23 @@ def _unknown(scene: Scene) -> Iterator[Finding]:
             (n for n, _ in names),
             experts=(e for _, e in names),
         )
-    others = [
-        m
-        for m, leaves in scene.weights.other.items()
-        if "weight" in leaves and leaves.keys() & {"weight_scale", "weight_scale_inv", "qweight", "scales"}
-    ]
+    others: dict[str, list[str]] = {}
+    for module, leaves in scene.weights.other.items():
+        if (packed := next((f"{leaf} {e.dtype}" for leaf, e in leaves.items() if e is not None and _quantised(e)), None)) is not None:
+            others.setdefault(packed, []).append(module)
     if others:
+        found = [m for modules in others.values() for m in modules]
         yield make(
             RULES["not-read"],
-            f"{len(others):,} modules, such as FP8 with one scale a tensor",
-            others,
-            len(others) + len(scene.weights.quantised),
+            f"{len(found):,} modules, with {', '.join(list(others)[:_MOST_NAMED])}{' and others' if len(others) > _MOST_NAMED else ''}",
+            found,
+            len(found) + len(scene.weights.quantised),
         )
+
+
+def _quantised(entry: Entry) -> bool:
+    """Whether a tensor holds codes of some format: INT4 in words of 32 bits, FP8, bytes. A vector is a table or a mask."""
+    return len(entry.shape) > 1 and (entry.dtype in ("U8", "I8", "I32", "U32") or entry.dtype.startswith(("F8_", "F4", "F6_")))
 
 
 def _headers(scene: Scene) -> Iterator[Finding]:
