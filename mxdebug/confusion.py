@@ -70,7 +70,8 @@ def layer_of(s: Situation) -> CheckpointLayer:
 
 
 def situations(path: str) -> Iterator[Situation]:
-    """Right calls of a path, one after the other: plain, on the second of two tensor-parallel ranks, of two expert-parallel ones, top-1, without gate, without biases."""
+    """Right calls of a path, one after the other: plain, on the second of two tensor-parallel ranks, of two expert-parallel ones, top-1, without
+    gate, without biases; on the second of so many tensor-parallel ranks that equal shares of the intermediate size are no whole blocks."""
     for settings in (
         {},
         {"parallel": Parallel(2, 1)},
@@ -78,6 +79,8 @@ def situations(path: str) -> Iterator[Situation]:
         {"top_k": 1},
         {"gated": False},
         {"biased": False},
+        {"parallel": Parallel(4, 1)},  # of 192 in blocks of 32
+        {"parallel": Parallel(8, 1)},  # of 192 and 320 in blocks of 16
     ):
         try:
             yield _probe(path, **settings)

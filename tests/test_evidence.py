@@ -19,10 +19,12 @@ from mxdebug.diagnosis.weights import diagnose_weights, kept
 from mxdebug.diagnosis.where import where
 from mxdebug.errors import MxdebugError
 from mxdebug.evidence import BY_LETTER, OUTCOMES, measured, table
-from mxdebug.faults import FAULTS, KERNEL_FAULTS, Situation
+from mxdebug.faults import FAULTS, KERNEL_FAULTS, Situation, split_evenly
 from mxdebug.faults.families import FAMILIES
+from mxdebug.formats import MXFP4 as MXFP4_BLOCKS
+from mxdebug.formats import BlockTensor
 from mxdebug.probe import probe
-from mxdebug.reference import Parallel
+from mxdebug.reference import Activation, MoELayer, Parallel
 from mxdebug.scan import load_index, scan
 from mxdebug.scan.catalogue import RULES
 
@@ -223,3 +225,32 @@ def test_a_call_of_another_model_is_not_found(tmp_path: Path) -> None:
     scan(recorded.call("c02").checkpoint_path, index=tmp_path / "index")
     with pytest.raises(MxdebugError, match="call and index: expected rows of this call's w13 among those of a layer, got none of them"):
         where(load(recorded.call("c01").path), load_index(tmp_path / "index"))
+
+
+# -- a cut inside a block -------------------------------------------------------------------------------------------------
+
+
+def test_an_even_cut_takes_other_scales() -> None:
+    """2880 on 8 ranks: 90 blocks, 360 rows a rank; 90 // 8 = 11 columns of scales a rank, those of elements from 352 r on."""
+    g = torch.Generator().manual_seed(0)
+    down = BlockTensor(*(torch.randint(1, 256, (1, 32, n), generator=g, dtype=torch.uint8) for n in (1440, 90)), MXFP4_BLOCKS)
+    up = BlockTensor(*(torch.randint(1, 256, (1, 2880, n), generator=g, dtype=torch.uint8) for n in (16, 1)), MXFP4_BLOCKS)
+    part = split_evenly(MoELayer(None, up, down, Activation("relu2")), Parallel(8, 3))
+    assert part.up.payload.shape == (1, 384, 16) and torch.equal(part.up.payload[:, :360], up.payload[:, 1080:1440])
+    assert torch.equal(part.down.payload[..., :180], down.payload[..., 540:720]) and not part.down.payload[..., 180:].any()
+    assert torch.equal(part.down.scales[..., :11], down.scales[..., 33:44]) and not part.down.scales[..., 11:].any()
+
+
+@pytest.mark.parametrize(("path", "size"), [("mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", 4), ("mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", 4),
+                                            ("nvfp4/FLASHINFER_TRTLLM", 8)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_cut_inside_a_block_is_proved_alone_and_with_another_fault(path: str, size: int, rank: int) -> None:
+    """Also where the kernel is not told its rank. The scales of w13, 0 after a cast by value, are no proof of that cast."""
+    s = probe(path, parallel=Parallel(size, rank))
+    assert diagnose(call_of(s, *s.build()), layer_of(s), tp=s.parallel).findings == ()
+    cut = FAULTS["tp-cut-inside-block"].injected(s)
+    d = diagnose(call_of(cut, *cut.build()), layer_of(s))
+    assert {f.id: f.strength for f in d.findings} == {"tp-cut-inside-block": "proved"}, str(d)
+    assert f"equal shares of {192 // size}, which are no whole blocks of {s.layer.down.format.block}" in d.findings[0].evidence
+    both = FAULTS["nibbles-swapped"].injected(cut, ("w2",))
+    assert {f.id for f in diagnose(call_of(both, *both.build()), layer_of(s), tp=s.parallel).findings} == {"tp-cut-inside-block", "nibbles-swapped"}

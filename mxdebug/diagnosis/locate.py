@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
 from ..calls import Call
 from ..checkpoints import Checkpoint
 from ..contracts import find
 from ..errors import MxdebugError
+from ..faults import cuts_block, split_evenly
 from ..layouts import WEIGHT_LAYOUTS, Composed, row_hashes
 from ..recipes import SWAP_NIBBLES, Recipe, logical_operands
 from ..reference import MoELayer, Parallel
@@ -69,15 +72,16 @@ def tensor_parallel(given: Given, layer: MoELayer, recipe: Recipe) -> Parallel |
     one = layer.take(slice(first, first + 1))
     for size in range(2, MOST_RANKS + 1):
         for rank in range(size):
+            p = Parallel(size, rank)
             try:
-                part = one.part(Parallel(size, rank))
-                plan = recipe.plan(part)
+                parts = [one.part(p), *([split_evenly(one, p)] if cuts_block(one, p) else [])]
+                plan = recipe.plan(parts[0])
             except MxdebugError:
                 continue
             if plan.padded != (given.base.layer.intermediate, given.base.layer.hidden):
                 break
-            for key in ("w2", "w13"):
+            for part, key in product(parts, ("w2", "w13")):
                 want = plan.forms[key].apply(logical_operands(part)[key])
                 if torch.equal(want.flatten(), contract.operand(key).payload(contract.get(key, given.arguments))[0].flatten()):
-                    return Parallel(size, rank)
+                    return p
     return None

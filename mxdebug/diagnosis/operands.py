@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..contracts import Contract
-from ..faults import FAULTS, LAYER_FAULTS, OPERAND_FAULTS, Fault
+from ..faults import CUT_FAULT, FAULTS, LAYER_FAULTS, OPERAND_FAULTS, Fault, cuts_block, split_evenly
 from ..formats import BlockTensor
 from ..layouts import GROUPS_64, INTERLEAVED_UP, LINEAR, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, UP_GATE, Layout, SWIZZLE_128x4
 from ..recipes import PAD_ALL, Form, Plan, logical_operands
@@ -118,6 +118,10 @@ def _prefer_shared(recovered: dict[str, Recovered], contract: Contract) -> dict[
 
 def _made_from(r: Recovered, actual: Tensor, plan: Plan, source: Source) -> Recovered:
     """The reading of a checkpoint that was changed before the recipe, where that explains what the checkpoint itself does not."""
+    if cuts_block(source.layer, source.parallel) and r.key in CUT_FAULT.strikes:
+        other = recover(r.key, actual, plan.forms[r.key], Source(source.layer, source.parallel, split_evenly))
+        if other.complete:
+            return replace(other, made_from=CUT_FAULT.id)
     for fault in LAYER_FAULTS if r.key.endswith("_scale") and source.layer.up.global_scale is not None else ():
         other = recover(r.key, actual, plan.forms[r.key], Source(fault.layer(source.layer), source.parallel))
         if other.complete:
@@ -191,7 +195,10 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
                 strike(id, key, f"the layout is {found.name}, every byte equals the checkpoint's in it" if id == "layout-other" else "")
                 if any(getattr(form, slot) != found for form in r.alternatives if not _same_map(form, r.form)) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
-        if r.made_from:
+        if r.made_from == CUT_FAULT.id:
+            share, block = source.layer.intermediate // source.parallel.tp_size, source.layer.down.format.block
+            strike(r.made_from, key, f"bytes equal the checkpoint's, cut into equal shares of {share}, which are no whole blocks of {block}")
+        elif r.made_from:
             strike(r.made_from, key)
         if r.permutation is not None:
             strike("rows-unnamed", key, _describe(r.permutation, r.form, r.expected, key))

@@ -58,12 +58,14 @@ def suspect(given: Given) -> list[Finding]:
         rows, k = (halves * layer.intermediate, layer.hidden) if key == "w13_scale" else (layer.hidden, layer.intermediate)
         columns = k // layer.up.format.block
         data = _bytes(given.contract, key, given).reshape(given.experts, -1)[:EXPERTS]
-        shares = {layout: s for layout in _LAYOUTS if (s := _share(data, layout, rows, columns)) is not None}
-        if form not in shares:
+        # Padding is one byte, often 0, and has an order of its own, which in the wrong layout looks like levels of rows: the scales must show theirs
+        # without zeros, and also without the byte that is most frequent.
+        looked_at = data != 0, (data != 0) & (data != data[data != 0].mode().values) if data.any() else data != 0
+        found = [_best(data, counts, rows, columns, form) for counts in looked_at]
+        if None in found or found[0][0] is not found[1][0]:
             continue
-        best = max(shares, key=lambda layout: shares[layout])
-        scatter = chance(rows, columns) / len(data) ** 0.5
-        if best is not form and shares[best] - shares[form] > SIGMAS * scatter:
+        best, shares = found[0]
+        if best is not form:
             out.append(
                 Finding(
                     FAULTS[_FAULT[best.name]],
@@ -76,13 +78,24 @@ def suspect(given: Given) -> list[Finding]:
     return out
 
 
-def _share(data: Tensor, layout: Layout, rows: int, columns: int) -> float | None:
+def _best(data: Tensor, counts: Tensor, rows: int, columns: int, form: Layout) -> tuple[Layout, dict[Layout, float]] | None:
+    """(the layout that explains the bytes best, the share that each explains), if it is the contract's or better than that by SIGMAS; else None."""
+    number = int(counts.sum()) // len(data)
+    shares = {layout: s for layout in _LAYOUTS if (s := _share(data, counts, layout, rows, columns)) is not None}
+    if form not in shares or number < rows + columns:
+        return None
+    best = max(shares, key=lambda layout: shares[layout])
+    scatter = chance(rows, columns, number) / len(data) ** 0.5
+    return (best, shares) if best is form or shares[best] - shares[form] > SIGMAS * scatter else None
+
+
+def _share(data: Tensor, counts: Tensor, layout: Layout, rows: int, columns: int) -> float | None:
     try:
         if math.prod(layout.padded(rows, columns)) != data.shape[1]:
             return None
     except MxdebugError:
         return None
-    shares = [explained_by_means(layout.unpack(d, rows, columns).reshape(rows, columns)) for d in data]
+    shares = [explained_by_means(*(layout.unpack(t, rows, columns).reshape(rows, columns) for t in (d, c.to(torch.uint8)))) for d, c in zip(data, counts)]
     return None if any(s is None for s in shares) else sum(shares) / len(shares)
 
 

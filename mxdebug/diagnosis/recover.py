@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
@@ -53,9 +53,9 @@ class Recovered:
 class Source:
     """The checkpoint's layer, cut for each tensor-parallel rank as needed; keys (hashes) of its logical rows are kept."""
 
-    def __init__(self, layer: MoELayer, parallel: Parallel) -> None:
-        self.layer, self.parallel = layer, parallel
-        self._part = functools.cache(lambda rank: logical_operands(layer.part(Parallel(parallel.tp_size, rank))))
+    def __init__(self, layer: MoELayer, parallel: Parallel, cut: Callable[[MoELayer, Parallel], MoELayer] = MoELayer.part) -> None:
+        self.layer, self.parallel, self.even = layer, parallel, cut is not MoELayer.part
+        self._part = functools.cache(lambda rank: logical_operands(cut(layer, Parallel(parallel.tp_size, rank))))
         self._keys = functools.cache(self._row_keys)
         self.few_keys = functools.cache(self._few_keys)
         self._all_keys = functools.cache(lambda *which: torch.stack([self._keys(*which, e) for e in range(layer.experts)]))
@@ -66,8 +66,10 @@ class Source:
         return tuple(range(self.parallel.ep_rank * local, (self.parallel.ep_rank + 1) * local))
 
     def ranks(self) -> list[int]:
-        """Tensor-parallel ranks, the stated one first."""
-        return sorted(range(self.parallel.tp_size), key=lambda r: r != self.parallel.tp_rank)
+        """Tensor-parallel ranks that hold some of the layer, the stated one first."""
+        blocks, size = self.layer.intermediate // self.layer.down.format.block, self.parallel.tp_size
+        share = blocks / size if self.even else -(-blocks // size)
+        return sorted((r for r in range(size) if r * share < blocks), key=lambda r: r != self.parallel.tp_rank)
 
     def logical(self, key: str, rank: int) -> Tensor | None:
         """[E, rows, columns] or [E, rows] of the whole layer's experts, cut for one rank."""
@@ -286,6 +288,8 @@ def _which_expert(seen: _Seen, form: Form, rank: int, rows: Tensor, source: Sour
     """The expert whose logical row rows[i] stands in physical row i, for every i; `first` if it does. What stands in padding is another question."""
     data = rows >= 0
     found, rows = seen.keys(form.layout, form.columns, position)[data], rows[data]
+    if form.values is not None and not found.any() and seen.flat[position].any():
+        return None  # a change of values that leaves zeros alone says nothing of the bytes that are there
     if torch.equal(found, source.keys(seen.key, rank, form.values, first)[rows]):
         return first
     if not found.any():

@@ -192,18 +192,25 @@ def _by_call(payload: Tensor, flat: Tensor, orders: dict[str, tuple[int, Tensor 
     return UNKNOWN, "undecided", "", None, fits
 
 
-def explained_by_means(scales: Tensor) -> float | None:
+def explained_by_means(scales: Tensor, counts: Tensor | None = None) -> float | None:
     """R^2 of row and column means. Scale bytes are nearly logarithms, and rows and channels have levels of their own: the right order
-    shows them. None where all bytes are the same."""
-    centred = scales.double() - scales.double().mean()
-    total = centred.square().sum()
-    rest = centred - centred.mean(0, keepdim=True) - centred.mean(1, keepdim=True)
-    return float(1 - rest.square().sum() / total) if total > 0 else None
+    shows them. counts [rows, columns]: the bytes to look at, where it is not all. None where all these bytes are the same."""
+    weight = torch.ones(scales.shape, dtype=torch.float64) if counts is None else counts.double()
+    x, total = scales.double(), weight.sum()
+    centred = (x - (x * weight).sum() / total.clamp(min=1)) * weight
+    spread, rest = centred.square().sum(), centred
+    for _ in range(1 if counts is None else _ROUNDS):  # means of a full table are the fit; of one with gaps they are found by turns
+        for axis in (0, 1):
+            rest = (rest - rest.sum(axis, keepdim=True) / weight.sum(axis, keepdim=True).clamp(min=1)) * weight
+    return float(1 - rest.square().sum() / spread) if spread > 0 else None
 
 
-def chance(rows: int, columns: int) -> float:
-    """The standard deviation of that R^2 for scales without any order: it is then Beta(p/2, (n-1-p)/2) for p means of n scales."""
-    n, p = rows * columns, rows + columns - 2
+_ROUNDS = 8
+
+
+def chance(rows: int, columns: int, number: int | None = None) -> float:
+    """The standard deviation of that R^2 for scales without any order: it is then Beta(p/2, (n-1-p)/2) for p means of n scales, of all or `number`."""
+    n, p = rows * columns if number is None else number, rows + columns - 2
     return (2 * p * (n - 1 - p) / ((n - 1) ** 2 * (n + 1))) ** 0.5
 
 

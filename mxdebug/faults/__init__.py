@@ -7,6 +7,7 @@ import difflib
 from ..errors import MxdebugError
 from .activation_faults import X_FAULTS
 from .call_faults import CALL_FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OUTPUT_FAULTS, PARAMETER_FAULTS, ROUTING_FAULTS, TWO_CALLS_FAULTS
+from .cut_faults import CUT_FAULT, cuts_block, split_evenly
 from .fault import OPERANDS, SCALARS, Fault, KernelChange, Situation
 from .linear_faults import LINEAR_FAULTS, LinearFault, linear_fault
 from .linear_records import NEW_FAULTS
@@ -15,7 +16,7 @@ from .operand_faults import OPERAND_FAULTS
 from .scalar_faults import CHECKPOINT_FAULTS, RANK_FAULTS, SCALAR_FAULTS, ScalarFault
 from .value_faults import DAMAGE_FAULTS, LAYER_FAULTS, VALUE_FAULTS
 
-FAULTS: dict[str, Fault] = {f.id: f for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *RANK_FAULTS, *PARAMETER_FAULTS, *CALL_FAULTS, *ROUTING_FAULTS, *X_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS, *KERNEL_FAULTS, *TWO_CALLS_FAULTS, *NEW_FAULTS)}
+FAULTS: dict[str, Fault] = {f.id: f for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *CHECKPOINT_FAULTS, *RANK_FAULTS, CUT_FAULT, *PARAMETER_FAULTS, *CALL_FAULTS, *ROUTING_FAULTS, *X_FAULTS, *INPUT_FAULTS, *OUTPUT_FAULTS, *KERNEL_FAULTS, *TWO_CALLS_FAULTS, *NEW_FAULTS)}
 
 
 def fault(id: str) -> Fault:
@@ -26,4 +27,4 @@ def fault(id: str) -> Fault:
     return FAULTS[id]
 
 
-__all__ = ["ROUTING_FAULTS", "VALUE_FAULTS", "TWO_CALLS_FAULTS", "RANK_FAULTS", "DAMAGE_FAULTS", "LAYER_FAULTS", "X_FAULTS", "CALL_FAULTS", "CHECKPOINT_FAULTS", "SCALARS", "SCALAR_FAULTS", "ScalarFault", "FAULTS", "INPUT_FAULTS", "KERNEL_FAULTS", "LINEAR_FAULTS", "LinearFault", "LinearRun", "LinearSituation", "linear_fault", "OPERANDS", "OPERAND_FAULTS", "OUTPUT_FAULTS", "PARAMETER_FAULTS", "Fault", "KernelChange", "Situation", "fault"]
+__all__ = ["ROUTING_FAULTS", "VALUE_FAULTS", "TWO_CALLS_FAULTS", "RANK_FAULTS", "DAMAGE_FAULTS", "LAYER_FAULTS", "X_FAULTS", "CALL_FAULTS", "CHECKPOINT_FAULTS", "CUT_FAULT", "cuts_block", "split_evenly", "SCALARS", "SCALAR_FAULTS", "ScalarFault", "FAULTS", "INPUT_FAULTS", "KERNEL_FAULTS", "LINEAR_FAULTS", "LinearFault", "LinearRun", "LinearSituation", "linear_fault", "OPERANDS", "OPERAND_FAULTS", "OUTPUT_FAULTS", "PARAMETER_FAULTS", "Fault", "KernelChange", "Situation", "fault"]

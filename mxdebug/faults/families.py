@@ -133,6 +133,7 @@ FAMILIES = (
             "experts-rolled",
             "operand-of-another-expert",
             "wrong-tp-slice",
+            "tp-cut-inside-block",
             "wrong-ep-slice",
             "ep-rank",
             "kernel-ep-rank-ignored",

@@ -51,6 +51,7 @@ class Situation:
     slices     operand key -> the position whose part that operand holds, where it is not `parallel`
     activation what is passed as the activation (per local expert); dropped: operands that are not passed
     stated     the position that is passed to the kernel
+    cut        how the layer is cut for a position
     """
 
     recipe: Recipe
@@ -65,6 +66,7 @@ class Situation:
     slices: Mapping[str, Parallel] = field(default_factory=dict)
     dropped: frozenset[str] = frozenset()
     kernel: KernelChange = KernelChange()
+    cut: Callable[[MoELayer, Parallel], MoELayer] = MoELayer.part
 
     @staticmethod
     def right(recipe: Recipe, layer: MoELayer, x: Tensor, experts: Tensor, router: Tensor, parallel: Parallel = Parallel()) -> Situation:
@@ -85,7 +87,7 @@ class Situation:
 
     def operands(self, convert: Callable[[Plan, Parallel], dict[str, Tensor | None]] | None = None) -> dict[str, Tensor | None]:
         """What is passed of the layer, by key. convert: (plan, position) -> that part's converted operands, if not by `Plan.convert`."""
-        convert = convert or (lambda plan, position: plan.convert(self.layer.part(position)))
+        convert = convert or (lambda plan, position: plan.convert(self.cut(self.layer, position)))
         parts = {p: convert(self.plan, p) for p in {self.parallel, *self.slices.values()}}
         mine = parts[self.parallel]
         return {**mine, **{k: None if k in self.dropped else parts[self.slices.get(k, self.parallel)][k] for k in OPERANDS if k in mine}}
