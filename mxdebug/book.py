@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .evidence import CONSISTENT, KINDS, OUTCOMES, PROVED, best, measured, table
+from .evidence import CONSISTENT, KINDS, OF_RUNS, OUTCOMES, PROVED, best, measured, table
 from .faults import FAULTS, LINEAR_FAULTS, fault
 from .faults.families import FAMILIES
 from .scan.catalogue import RULES
@@ -30,11 +30,11 @@ FILES = {
 def evidence(id: str) -> list[tuple[str, str]]:
     """(kind of evidence, how far it gets at best), for every kind that is about this fault."""
     out = [("the files alone", f"scan finds {FILES[id]} ({RULES[FILES[id]].severity})")] if id in FILES else []
-    out += [(KINDS[kind], outcome.does) for kind, outcome in best(id).items()]
+    out += [(KINDS[kind], outcome.does) for kind, outcome in best(id, linear=False).items()]
     if FAULTS[id].strikes == ("calls",):
         out.append(("two calls", OUTCOMES[PROVED].does))
-    if id in LINEAR_FAULTS or FAULTS[id].strikes == ("linear",):
-        out.append(("a linear layer's call or run, and the checkpoint", "names it"))
+    linear = {**KINDS, "together": "run and checkpoint"} if id in OF_RUNS else KINDS
+    out += [(f"a linear layer's {linear[kind].removeprefix('a ')}", outcome.does) for kind, outcome in best(id, linear=True).items()]
     return out
 
 
@@ -45,7 +45,7 @@ def record(id: str) -> Iterator[tuple[str, str]]:
     strikes = [", ".join(f.strikes)] if f.strikes not in (("linear",), ("calls",)) else []
     if f.strikes == ("calls",):
         strikes.append("two calls of one kernel")
-    if linear is not None or f.strikes == ("linear",):
+    if linear is not None or f.strikes == ("linear",) or best(f.id, linear=True):
         strikes.append("linear layers: " + (", ".join(linear.strikes) if linear is not None else "the layer's call"))
     yield "fault", f"{f.id}: {f.title}"
     yield "strikes", "; ".join(strikes)

@@ -43,13 +43,17 @@ def confusion(paths: tuple[str, ...], ids: tuple[str, ...], json_file: Path | No
     Exit code: 0 no fault is called right with call and checkpoint at hand, 1 one is.
     """
     from ..confusion import PATHS, as_json, cells, measure
+    from ..confusion_linear import LINEAR_PATHS, measure_linear
     from ..contracts import any_contract
     from ..evidence import MISSED, table
     from ..faults import fault
 
     for p in paths:
         any_contract(p)
-    cases = measure(paths or PATHS, [fault(i).id for i in ids] or None, lambda p: click.echo(f"{p} ...", err=True))
+    chosen, cases = [fault(i).id for i in ids] or None, []
+    for p in paths or (*PATHS, *LINEAR_PATHS):
+        click.echo(f"{p} ...", err=True)
+        cases += measure_linear(p, chosen) if p in LINEAR_PATHS else measure(p, chosen)
     click.echo(table(cells(cases)))
     if json_file is not None:
         json_file.write_text(as_json(cases))
