@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .confusion_files import measured_files, strikes, table_files
 from .evidence import CONSISTENT, KINDS, OF_RUNS, OUTCOMES, PROVED, best, measured, table
 from .faults import FAULTS, LINEAR_FAULTS, fault
 from .faults.families import FAMILIES
@@ -79,14 +80,17 @@ def markdown() -> str:
         "## The files themselves",
         "",
         "What `mxdebug scan CHECKPOINT` finds. *Broken*: engines load garbage, or refuse the file. *Suspicious*: some engine will compute "
-        "other numbers than the file means. *Note*: no fault of the file, but what only some backends or tensor-parallel degrees do to it.",
+        "other numbers than the file means. *Note*: no fault of the file, but what only some backends or tensor-parallel degrees do to it. "
+        "Each can be put into a small checkpoint (`mxdebug.scan.injections`) of the kinds that it strikes; `mxdebug confusion --files` does so, "
+        "and the table after the list is what it printed.",
         "",
     ]
     for r in RULES.values():
         lines += [
-            f"- **{r.id}** ({r.severity}) {_sentence(r.title)} {_sentence(r.means)} Fix: {r.fix}."
+            f"- **{r.id}** ({r.severity}) {_sentence(r.title)} {_sentence(r.means)} Strikes: {strikes(r.id)}. Fix: {r.fix}."
             + (f" Reports: {', '.join(r.reports)}." if r.reports else "")
         ]
+    lines += ["", "```text", table_files(measured_files()), "```"]
     lines += ["", "## Which evidence names which fault", "", "```text", table(measured()), "```"]
     return "\n".join(lines)
 
