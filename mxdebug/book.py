@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .evidence import CONSISTENT, KINDS, OUTCOMES, PROVED, best, measured, table
+from .confusion_files import measured_files, strikes, table_files
+from .evidence import CONSISTENT, KINDS, OF_RUNS, OUTCOMES, PROVED, best, measured, table
 from .faults import FAULTS, LINEAR_FAULTS, fault
 from .faults.families import FAMILIES
 from .scan.catalogue import RULES
@@ -30,11 +31,11 @@ FILES = {
 def evidence(id: str) -> list[tuple[str, str]]:
     """(kind of evidence, how far it gets at best), for every kind that is about this fault."""
     out = [("the files alone", f"scan finds {FILES[id]} ({RULES[FILES[id]].severity})")] if id in FILES else []
-    out += [(KINDS[kind], outcome.does) for kind, outcome in best(id).items()]
+    out += [(KINDS[kind], outcome.does) for kind, outcome in best(id, linear=False).items()]
     if FAULTS[id].strikes == ("calls",):
         out.append(("two calls", OUTCOMES[PROVED].does))
-    if id in LINEAR_FAULTS or FAULTS[id].strikes == ("linear",):
-        out.append(("a linear layer's call or run, and the checkpoint", "names it"))
+    linear = {**KINDS, "together": "run and checkpoint"} if id in OF_RUNS else KINDS
+    out += [(f"a linear layer's {linear[kind].removeprefix('a ')}", outcome.does) for kind, outcome in best(id, linear=True).items()]
     return out
 
 
@@ -45,7 +46,7 @@ def record(id: str) -> Iterator[tuple[str, str]]:
     strikes = [", ".join(f.strikes)] if f.strikes not in (("linear",), ("calls",)) else []
     if f.strikes == ("calls",):
         strikes.append("two calls of one kernel")
-    if linear is not None or f.strikes == ("linear",):
+    if linear is not None or f.strikes == ("linear",) or best(f.id, linear=True):
         strikes.append("linear layers: " + (", ".join(linear.strikes) if linear is not None else "the layer's call"))
     yield "fault", f"{f.id}: {f.title}"
     yield "strikes", "; ".join(strikes)
@@ -79,14 +80,17 @@ def markdown() -> str:
         "## The files themselves",
         "",
         "What `mxdebug scan CHECKPOINT` finds. *Broken*: engines load garbage, or refuse the file. *Suspicious*: some engine will compute "
-        "other numbers than the file means. *Note*: no fault of the file, but what only some backends or tensor-parallel degrees do to it.",
+        "other numbers than the file means. *Note*: no fault of the file, but what only some backends or tensor-parallel degrees do to it. "
+        "Each can be put into a small checkpoint (`mxdebug.scan.injections`) of the kinds that it strikes; `mxdebug confusion --files` does so, "
+        "and the table after the list is what it printed.",
         "",
     ]
     for r in RULES.values():
         lines += [
-            f"- **{r.id}** ({r.severity}) {_sentence(r.title)} {_sentence(r.means)} Fix: {r.fix}."
+            f"- **{r.id}** ({r.severity}) {_sentence(r.title)} {_sentence(r.means)} Strikes: {strikes(r.id)}. Fix: {r.fix}."
             + (f" Reports: {', '.join(r.reports)}." if r.reports else "")
         ]
+    lines += ["", "```text", table_files(measured_files()), "```"]
     lines += ["", "## Which evidence names which fault", "", "```text", table(measured()), "```"]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Which evidence names which fault, on which path? Every fault of the catalogue put into probe data and diagnosed, as one table."""
+"""Which evidence names which fault, on which MoE path? Every fault of the catalogue put into probe data and diagnosed, as one table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .diagnosis.repeats import same_bits
 from .diagnosis.weights import diagnose_weights, kept
 from .errors import MxdebugError
 from .evidence import AMONG, CANNOT, EQUIVALENT, KINDS, MISSED, OPEN, OUTCOMES, RELATED, SEEN
-from .faults import FAULTS, OPERANDS, SCALARS, Fault, Situation
+from .faults import FAULTS, OPERANDS, SCALARS, Fault, LinearSituation, Situation
 from .faults.call_faults import SCALING
 from .layouts import GATE_UP, INTERLEAVED
 from .probe import probe
@@ -36,7 +36,7 @@ class Case:
 
     fault: Fault
     path: str
-    situation: Situation | None
+    situation: Situation | LinearSituation | None
     found: Mapping[str, str]
     others: tuple[str, ...] = ()
 
@@ -152,7 +152,12 @@ def examine(fault: Fault, path: str) -> Case:
         ways["weights"] = lambda: diagnose_weights(
             {k: t for k, t in broken.operands().items() if t is not None and k in known}, path, chosen, parallel=broken.stated
         )
-    found, others = dict(nothing), []
+    return judged(Case(fault, path, s, nothing), ways, titles_of(fault, s.recipe.contract), moved)
+
+
+def judged(case: Case, ways: Mapping[str, Callable[[], Diagnosis]], titles: set[str], moved: bool) -> Case:
+    """The case with what each kind of evidence (a key of KINDS) makes of it; the other arguments as of `outcome`."""
+    found, others = dict(case.found), []
     for evidence, way in ways.items():
         try:
             d = way()
@@ -160,12 +165,13 @@ def examine(fault: Fault, path: str) -> Case:
             found[evidence] = SEEN
             others.append(str(error))
             continue
-        found[evidence] = _outcome(fault, d, titles_of(fault, s.recipe.contract), moved)
-        others += [f.id for f in d.findings if f.id != fault.id]
-    return Case(fault, path, s, found, tuple(dict.fromkeys(others)))
+        found[evidence] = outcome(case.fault, d, titles, moved)
+        others += [f.id for f in d.findings if f.id != case.fault.id]
+    return replace(case, found=found, others=tuple(dict.fromkeys(others)))
 
 
-def _outcome(fault: Fault, d: Diagnosis, titles: set[str], moved: bool) -> str:
+def outcome(fault: Fault, d: Diagnosis, titles: set[str], moved: bool) -> str:
+    """What a diagnosis makes of a fault that strikes operands of these titles; moved: whether the output is another one than it should be."""
     if (f := d.finding(fault.id)) is not None:
         return f.strength
     if beside(fault, d, titles):
@@ -192,15 +198,9 @@ def titles_of(fault: Fault, contract: Contract, keys: Iterable[str] | None = Non
     return {o.title for o in contract.operands if o.key in (fault.strikes if keys is None else keys)}
 
 
-def measure(
-    paths: Iterable[str] = PATHS, faults: Iterable[str] | None = None, progress: Callable[[str], None] = lambda path: None
-) -> list[Case]:
-    """All cases: every fault on every path."""
-    out = []
-    for path in paths:
-        progress(path)
-        out += [examine(FAULTS[id], path) for id in (FAULTS if faults is None else faults)]
-    return out
+def measure(path: str, faults: Iterable[str] | None = None) -> list[Case]:
+    """All cases of a path: every fault of the catalogue, or these."""
+    return [examine(FAULTS[id], path) for id in (FAULTS if faults is None else faults)]
 
 
 def cells(cases: Iterable[Case]) -> dict[str, dict[str, str]]:

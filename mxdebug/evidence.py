@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-from .faults import FAULTS
+from .contracts import LINEAR_CONTRACTS
+from .faults import FAULTS, LINEAR_FAULTS
+from .faults.linear_faults import LAYER
 
 Cells = Mapping[str, Mapping[str, str]]  # path -> fault id -> a letter for each of KINDS
 
 KINDS = {"weights": "converted weights", "call": "a call alone", "together": "call and checkpoint"}
+OF_RUNS = tuple(f.id for f in LINEAR_FAULTS.values() if f.level == LAYER)  # what a linear layer does around its kernel, so that no call holds it
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,12 @@ def measured() -> dict[str, dict[str, str]]:
     return json.loads((files("mxdebug") / "data" / "confusion.json").read_text())
 
 
-def best(id: str) -> dict[str, Outcome]:
-    """The best outcome of each kind of evidence on any path; kinds that are not about this fault are left out."""
+def best(id: str, *, linear: bool | None = None) -> dict[str, Outcome]:
+    """The best outcome of each kind of evidence on any path; kinds that are not about this fault are left out. linear: only on paths of
+    linear layers, or of MoE layers."""
     out = {}
     for i, kind in enumerate(KINDS):
-        letters = {cells[id][i] for cells in measured().values() if id in cells}
+        letters = {cells[id][i] for path, cells in measured().items() if id in cells and linear in (None, path in LINEAR_CONTRACTS)}
         outcome = next((o for o in OUTCOMES.values() if o.letter in letters), OUTCOMES[CANNOT])
         if outcome.does:
             out[kind] = outcome
@@ -76,6 +80,9 @@ def table(found: Cells) -> str:
     width = max(map(len, ids), default=0)
     lines = ["Each cell: converted weights next to the checkpoint, one recorded call alone, that call and its checkpoint.", ""]
     lines += [f"  {o.letter}  {o.means}" for o in OUTCOMES.values()] + [""]
+    if any(p in LINEAR_CONTRACTS for p in paths):
+        lines += ["On linear paths converted weights alone are not read, and the last letter of what a layer does around its kernel, which no",
+                  f"call holds, is that of one run of the layer and its checkpoint: {', '.join(OF_RUNS)}.", ""]
     lines += [f"  ({i}) {p}" for i, p in enumerate(paths, 1)] + [""]
     lines.append(" " * width + "".join(f"  ({i})" for i in range(1, len(paths) + 1)))
     lines += [f"{id:<{width}}" + "".join(f"  {found[p].get(id, len(KINDS) * OUTCOMES[CANNOT].letter)}" for p in paths) for id in ids]
@@ -83,5 +90,5 @@ def table(found: Cells) -> str:
     for i, kind in enumerate(KINDS.values()):
         letters = [cells[i] for p in paths for cells in found[p].values() if cells[i] != OUTCOMES[CANNOT].letter]
         counts = ", ".join(f"{letters.count(letter)} {letter}" for letter in BY_LETTER if letter in letters)
-        lines.append(f"{kind}: {len(letters)} cases: {counts}")
+        lines += [f"{kind}: {len(letters)} cases: {counts}"] if letters else []
     return "\n".join(lines)

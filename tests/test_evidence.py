@@ -12,14 +12,15 @@ from safetensors.torch import save_file
 from mxdebug import recorded
 from mxdebug.book import FILES, markdown, record
 from mxdebug.calls import load
-from mxdebug.confusion import PATHS, call_of, examine, injected, layer_of, situations
+from mxdebug.confusion import PATHS, call_of, cells, examine, injected, layer_of, situations
+from mxdebug.confusion_linear import LINEAR_PATHS, measure_linear
 from mxdebug.diagnosis import PROVED, SUSPECTED, diagnose
 from mxdebug.diagnosis.outputs import follows, rounding_floor
 from mxdebug.diagnosis.weights import diagnose_weights, kept
 from mxdebug.diagnosis.where import where
 from mxdebug.errors import MxdebugError
-from mxdebug.evidence import BY_LETTER, OUTCOMES, measured, table
-from mxdebug.faults import FAULTS, KERNEL_FAULTS, Situation, split_evenly
+from mxdebug.evidence import BY_LETTER, OF_RUNS, OUTCOMES, best, measured, table
+from mxdebug.faults import FAULTS, KERNEL_FAULTS, LINEAR_FAULTS, Situation, split_evenly
 from mxdebug.faults.families import FAMILIES
 from mxdebug.formats import MXFP4 as MXFP4_BLOCKS
 from mxdebug.formats import BlockTensor
@@ -124,15 +125,28 @@ def test_a_sample_of_the_table_is_as_it_is_kept(id: str, path: str) -> None:
     assert examine(FAULTS[id], path).letters == measured()[path][id]
 
 
+@pytest.mark.parametrize("path", LINEAR_PATHS)
+def test_the_columns_of_linear_layers_are_as_they_are_kept(path: str) -> None:
+    found = cells(measure_linear(path))[path]
+    assert found == measured()[path] and all(letters.startswith("-") and letters[2] in "Pc" for letters in found.values())
+    only = {"sm100": {"scales-view-contiguous"}, "sm12x": {"scales-not-recoded", "scales-flushed", "scales-recoded-for-marlin", "activations-beyond-fp16"}}
+    elsewhere = set().union(*(faults for name, faults in only.items() if not path.endswith(name)))
+    of_linear = {f.id for f in FAULTS.values() if f.strikes == ("linear",)} | set(LINEAR_FAULTS)
+    others = {"contract-broken", "input-not-finite", "wrong-tp-slice"}
+    # A fake implementation is no part of a call: recipes.w4a16.op.wrong_fakes looks at it.
+    assert set(found) == (of_linear | others) - elsewhere - {"fake-shape"}
+
+
 def test_no_fault_is_called_right_with_call_and_checkpoint() -> None:
-    assert set(measured()) == set(PATHS)
+    assert set(measured()) == {*PATHS, *LINEAR_PATHS}
     assert [(p, id) for p, cells in measured().items() for id, letters in cells.items() if letters[2] == "X"] == []
     assert {c for cells in measured().values() for letters in cells.values() for c in letters} <= set(BY_LETTER) - {"X"}
     legend = table(measured()).partition("(1)")[0]
     assert all(f"  {o.letter}  {o.means}" in legend for o in OUTCOMES.values())
-    known = {f.id for f in FAULTS.values() if f.strikes not in (("linear",), ("calls",))}
-    # w1 and w3 have one global scale in probe data: test_path_faults.py has the other.
-    assert known - set().union(*measured().values()) == {"global-of-other-half"}
+    assert "one run of the layer and its checkpoint: output-not-sliced" in legend and set(OF_RUNS) < set(measured()[LINEAR_PATHS[0]])
+    known = {f.id for f in FAULTS.values() if f.strikes != ("calls",)}
+    # w1 and w3 have one global scale in probe data: test_path_faults.py has the other. No evidence of the table holds a fake implementation.
+    assert known - set().union(*measured().values()) == {"global-of-other-half", "fake-shape"}
 
 
 def test_book_holds_every_record() -> None:
@@ -143,6 +157,8 @@ def test_book_holds_every_record() -> None:
     written = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
     assert written == text + "\n", "write it again: mxdebug faults --book > docs/faults.md"
     assert dict(record("scales-linear"))["evidence"].startswith("converted weights: proves it; a call alone: raises a suspicion")
+    assert dict(record("bias-twice"))["evidence"] == "a linear layer's call alone: says nothing; a linear layer's run and checkpoint: proves it"
+    assert (best("scales-linear", linear=True)["call"].letter, best("scales-linear", linear=False)["call"].letter) == ("?", "s")
 
 
 # -- converted weights ----------------------------------------------------------------------------------------------

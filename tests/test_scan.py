@@ -10,37 +10,40 @@ import numpy as np
 import pytest
 import torch
 from making_scan import (
-    ATTENTION,
     CT_MXFP4,
+    CT_MXFP8,
     CT_NVFP4,
     EXPERT,
     EXPERTS,
     GPT_OSS,
-    HIDDEN,
-    INTERMEDIATE,
     KINDS,
     MODELOPT,
     MODELOPT_MXFP8,
     QUARK,
     config,
+    probe_weight,
     save,
     tensors,
-    weight,
 )
 from torch import Tensor
 
+from mxdebug.confusion_files import LETTERS, examine_files, measured_files, table_files
+from mxdebug.errors import MxdebugError
 from mxdebug.recorded import ROOT
 from mxdebug.scan import BROKEN, NOTE, SUSPICIOUS, Finding, Report, measure, scan
+from mxdebug.scan.catalogue import RULES
+from mxdebug.scan.injections import INJECTIONS
 
 E11 = EXPERT.format(1, 1, "gate_proj")  # layer 1, expert 1
 Made, Stated = dict[str, Tensor], dict[str, Any]
+Change = Callable[[Made, Stated], object]
 
 
 def found(report: Report, rule: str) -> list[Finding]:
     return [f for f in report.findings if f.id == rule]
 
 
-def scanned(folder: Path, kind: str, change: Callable[[Made, Stated], object], **options: Any) -> Report:
+def scanned(folder: Path, kind: str, change: Change, **options: Any) -> Report:
     """A healthy checkpoint, changed, written and scanned."""
     made, stated = tensors(kind), config(kind)
     change(made, stated)
@@ -89,55 +92,83 @@ def test_statistics_count_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sum(s.minus_zero for s in report.statistics) == codes[8 if len(codes) == 16 else 128]
 
 
-def set_bytes(name: str, places: int, byte: int) -> Callable[[Made, Stated], None]:
+def set_bytes(name: str, places: int, byte: int) -> Change:
     """Put a byte to the first places of a tensor."""
 
     def change(made: Made, stated: Stated) -> None:
-        made[name] = made[name].clone()
         made[name].view(torch.uint8).view(-1)[:places] = byte
 
     return change
 
 
-def put(name: str, value: object) -> Callable[[Made, Stated], None]:
+def put(name: str, value: object) -> Change:
     def change(made: Made, stated: Stated) -> None:
         made[name] = value(made[name]) if callable(value) else torch.tensor(value, dtype=torch.float32).reshape(made[name].shape)
 
     return change
 
 
-def drop(*names: str) -> Callable[[Made, Stated], None]:
-    return lambda made, stated: [made.pop(n) for n in names]
+def state(key: str, value: object) -> Change:
+    return lambda made, stated: stated["quantization_config"].__setitem__(key, value)
 
 
-def state(key: str, value: object, inner: bool = True) -> Callable[[Made, Stated], None]:
-    return lambda made, stated: (stated["quantization_config"] if inner else stated).__setitem__(key, value)
-
-
-def unquantise(module: str, leaves: tuple[str, ...]) -> Callable[[Made, Stated], None]:
-    def change(made: Made, stated: Stated) -> None:
-        for leaf in leaves:
-            made.pop(f"{module}.{leaf}")
-        made[f"{module}.weight"] = torch.ones(HIDDEN, HIDDEN, dtype=torch.bfloat16)
-
-    return change
-
-
-def another_experts_weight(made: Made, stated: Stated) -> None:
-    made |= {f"{E11}.{leaf}": t for leaf, t in weight(MODELOPT, torch.Generator(), INTERMEDIATE // 2, HIDDEN).items()}
+def of_library(kind: str, rule: str, how: str = "") -> Change:
+    """The library's injection for a rule; how: the beginning of its words, where there are several."""
+    (injection,) = [i for i in INJECTIONS if i.rule == rule and i.how.startswith(how)]
+    return lambda made, stated: injection.inject(made, stated, kind)
 
 
 SCALE, FUSED = f"{E11}.weight_scale", "model.layers.1.mlp.experts.gate_up_proj_scales"
-Q = ATTENTION.format(1, "q_proj")
-NVFP4_LEAVES = ("weight", "weight_scale", "weight_scale_2", "input_scale")
-# id: (kind, what is changed, rule, severity, words of the text, experts)
-FAULTS: dict[str, tuple[str, Callable[[Made, Stated], object], str, str, str, tuple[int, ...]]] = {
-    "NaN, E4M3": (MODELOPT, set_bytes(SCALE, 3, 0x7F), "scale-nan", BROKEN, "3 of 65,536", (1,)),  # 8 experts x 512 x 256/16
+# What the library puts in: (kind, rule, how, severity, words of the text, experts)
+OF_LIBRARY: dict[str, tuple[str, str, str, str, str, tuple[int, ...]]] = {
+    "NaN, E4M3": (MODELOPT, "scale-nan", "", BROKEN, "3 of 65,536", (1,)),  # 8 experts x 512 x 256/16
+    "NaN, E8M0": (QUARK, "scale-nan", "", BROKEN, "3 of 32,768", (1,)),  # 8 x 512 x 256/32
+    "NaN, fused": (GPT_OSS, "scale-nan", "", BROKEN, "3 of 65,536", (1,)),  # 8 x 1024 x 256/32
+    "negative": (MODELOPT, "scale-negative", "", BROKEN, "3 of 65,536", (1,)),
+    "cast by value": (QUARK, "scale-cast", "", BROKEN, "1 weights", (1,)),
+    "constant": (MODELOPT, "scale-constant", "", SUSPICIOUS, "byte 0x38", (1,)),
+    "saturated": (MODELOPT, "scale-saturated", "", SUSPICIOUS, "10.0 %", (1,)),  # 820 of 8192
+    "divisor zero": (CT_NVFP4, "global-bad", "", BROKEN, "1 of 8 are zero", (1,)),
+    "divisor inf": (CT_NVFP4, "input-bad", "", BROKEN, "1 of 8 are inf", (1,)),
+    "w1 and w3 differ": (MODELOPT, "w13-differ", "", SUSPICIOUS, "1 of 8 differ, up to 2 times", (1,)),
+    "w1 and w3 differ, divisors": (CT_NVFP4, "w13-differ", "", SUSPICIOUS, "up to 2 times", (1,)),
+    "q and k differ": (CT_NVFP4, "joined-differ", "", SUSPICIOUS, "1 of 2 differ, up to 4 times", ()),
+    "inputs differ": (MODELOPT, "inputs-differ", "", NOTE, "up to 4 times", (1,)),
+    "a quiet expert": (MODELOPT, "experts-outlier", "", SUSPICIOUS, "2^16.0", (1,)),
+    "an input scale is missing": (MODELOPT, "input-missing", "", BROKEN, "1 of 8 have no input_scale", (1,)),
+    "a global scale is missing": (MODELOPT, "tensors-missing", "no global scale", BROKEN, f"{E11}.weight_scale_2", (1,)),
+    "block scales are missing": (GPT_OSS, "tensors-missing", "no block scales", BROKEN, FUSED, ()),
+    "payload is missing": (CT_MXFP4, "tensors-missing", "no payload", BROKEN, f"{E11}.weight_packed", (1,)),
+    "a projection is missing": (QUARK, "tensors-missing", "neither", BROKEN, "1 projections", (1,)),
+    "an expert fewer": (CT_MXFP4, "experts-count", "", BROKEN, "1 layers have 3 experts; config.json states 4", ()),
+    "layers are missing": (QUARK, "layers-missing", "", BROKEN, "3 of 5: 2, 3, 4", ()),
+    "an unknown tensor": (MODELOPT, "tensors-unknown", "", SUSPICIOUS, "1 tensors", (1,)),
+    "fp32 scales": (CT_MXFP4, "scale-dtype", "", BROKEN, "F32 instead of U8 or F8_E8M0", (1,)),
+    "transposed scales": (MODELOPT, "scale-shape", "", BROKEN, "transposed, [512, 16] would fit", (1,)),
+    "axes swapped": (GPT_OSS, "scale-shape", "", BROKEN, "axes swapped", ()),
+    "transposed payload": (MODELOPT, "payload-shape", "payload transposed by bytes", BROKEN, "transposed", (1,)),
+    "blocks of 32": (MODELOPT, "group-size", "block scales", BROKEN, "one scale for 32 elements; NVFP4 has 16", (1,)),
+    "blocks of 32 by config": (MODELOPT, "group-size", "group_size", BROKEN, "states 32", ()),
+    "another intermediate size": (MODELOPT, "shapes-disagree", "", BROKEN, "(512, 256) by most", (1,)),
+    "payload int8": (CT_MXFP4, "payload-dtype", "", BROKEN, "I8", (1,)),
+    "another kind by config": (CT_MXFP4, "kind-contradiction", "", BROKEN, "32 of 32", (0, 1, 2, 3)),
+    "ignored": (MODELOPT, "ignored-but-quantised", "", BROKEN, "1 modules", ()),
+    "not quantised": (MODELOPT, "expected-but-unquantised", "", BROKEN, "1 linear modules", ()),
+    "no configuration": (MODELOPT, "config-silent", "", SUSPICIOUS, "", ()),
+    "a configuration that is not known": (MODELOPT, "config-not-checked", "", NOTE, "quant_method made", ()),
+}
+# More ways into the same rules: (kind, what is changed, rule, severity, words of the text, experts)
+FAULTS: dict[str, tuple[str, Change, str, str, str, tuple[int, ...]]] = {
+    **{name: (kind, of_library(kind, rule, how), rule, *rest) for name, (kind, rule, how, *rest) in OF_LIBRARY.items()},
     "NaN, E4M3, negative": (MODELOPT, set_bytes(SCALE, 2, 0xFF), "scale-nan", BROKEN, "2 of 65,536", (1,)),
-    "NaN, E8M0": (QUARK, set_bytes(SCALE, 5, 0xFF), "scale-nan", BROKEN, "5 of 32,768", (1,)),  # 8 x 512 x 256/32
-    "NaN, fused": (GPT_OSS, set_bytes(FUSED, 4, 0xFF), "scale-nan", BROKEN, "4 of 65,536", (0,)),  # 8 x 1024 x 256/32
-    "negative": (MODELOPT, set_bytes(SCALE, 7, 0xB8), "scale-negative", BROKEN, "7 of 65,536", (1,)),
-    "cast by value": (
+    "NaN, fused, another expert": (GPT_OSS, set_bytes(FUSED, 4, 0xFF), "scale-nan", BROKEN, "4 of 65,536", (0,)),
+    "multiplier NaN": (MODELOPT, put(f"{E11}.weight_scale_2", float("nan")), "global-bad", BROKEN, "are NaN", (1,)),
+    "multiplier negative": (MODELOPT, put(f"{E11}.weight_scale_2", -1.0), "global-bad", BROKEN, "are negative", (1,)),
+    "multiplier denormal": (MODELOPT, put(f"{E11}.input_scale", 1e-40), "input-bad", BROKEN, "are denormal", (1,)),
+    "divisor whose reciprocal is denormal": (CT_NVFP4, put(f"{E11}.weight_global_scale", 3e38), "global-bad", BROKEN, "are denormal", (1,)),
+    "multiplier far out": (MODELOPT, put(f"{E11}.weight_scale_2", 1e-23), "global-bad", BROKEN, "are far out", (1,)),
+    "not float32": (MODELOPT, put(f"{E11}.weight_scale_2", lambda t: t.bfloat16()), "global-bad", BROKEN, "BF16", (1,)),
+    "cast by value, powers of two": (
         QUARK,
         put(SCALE, lambda t: (t.int() - 115).clamp(0, 3).apply_(lambda x: 1 << x).to(torch.uint8)),
         "scale-cast",
@@ -145,86 +176,17 @@ FAULTS: dict[str, tuple[str, Callable[[Made, Stated], object], str, str, str, tu
         "1 weights",
         (1,),
     ),
-    "constant": (MODELOPT, set_bytes(SCALE, 1 << 30, 0x38), "scale-constant", SUSPICIOUS, "byte 0x38", (1,)),
-    "saturated": (MODELOPT, set_bytes(SCALE, 820, 0x7E), "scale-saturated", SUSPICIOUS, "10.0 %", (1,)),  # 820 of 8192
-    "divisor zero": (CT_NVFP4, put(f"{E11}.weight_global_scale", 0.0), "global-bad", BROKEN, "1 of 8 are zero", (1,)),
-    "divisor inf": (CT_NVFP4, put(f"{E11}.input_global_scale", float("inf")), "input-bad", BROKEN, "1 of 8 are inf", (1,)),
-    "multiplier NaN": (MODELOPT, put(f"{E11}.weight_scale_2", float("nan")), "global-bad", BROKEN, "are NaN", (1,)),
-    "multiplier negative": (MODELOPT, put(f"{E11}.weight_scale_2", -1.0), "global-bad", BROKEN, "are negative", (1,)),
-    "multiplier denormal": (MODELOPT, put(f"{E11}.input_scale", 1e-40), "input-bad", BROKEN, "are denormal", (1,)),
-    "divisor whose reciprocal is denormal": (CT_NVFP4, put(f"{E11}.weight_global_scale", 3e38), "global-bad", BROKEN, "are denormal", (1,)),
-    "multiplier far out": (MODELOPT, put(f"{E11}.weight_scale_2", 1e-23), "global-bad", BROKEN, "are far out", (1,)),
-    "not float32": (MODELOPT, put(f"{E11}.weight_scale_2", lambda t: t.bfloat16()), "global-bad", BROKEN, "BF16", (1,)),
-    "w1 and w3 differ": (MODELOPT, put(f"{E11}.weight_scale_2", 2.0**-9), "w13-differ", SUSPICIOUS, "1 of 8 differ, up to 2 times", (1,)),
-    "w1 and w3 differ, divisors": (CT_NVFP4, put(f"{E11}.weight_global_scale", 512.0), "w13-differ", SUSPICIOUS, "up to 2 times", (1,)),
-    "q and k differ": (CT_NVFP4, put(f"{Q}.weight_global_scale", 4096.0), "joined-differ", SUSPICIOUS, "1 of 2 differ, up to 4 times", ()),
-    "inputs differ": (MODELOPT, put(f"{E11}.input_scale", 2.0**-7), "inputs-differ", NOTE, "up to 4 times", (1,)),
-    "a quiet expert": (MODELOPT, put(f"{E11}.input_scale", 2.0**-25), "experts-outlier", SUSPICIOUS, "2^16.0", (1,)),
-    "an input scale is missing": (MODELOPT, drop(f"{E11}.input_scale"), "input-missing", BROKEN, "1 of 8 have no input_scale", (1,)),
-    "a global scale is missing": (MODELOPT, drop(f"{E11}.weight_scale_2"), "tensors-missing", BROKEN, f"{E11}.weight_scale_2", (1,)),
-    "block scales are missing": (GPT_OSS, drop(FUSED), "tensors-missing", BROKEN, FUSED, ()),
-    "payload is missing": (CT_MXFP4, drop(f"{E11}.weight_packed"), "tensors-missing", BROKEN, f"{E11}.weight_packed", (1,)),
-    "a projection is missing": (QUARK, drop(f"{E11}.weight", SCALE), "tensors-missing", BROKEN, "1 projections", (1,)),
-    "an expert fewer": (
-        CT_MXFP4,
-        drop(
-            *(
-                f"{EXPERT.format(0, 3, p)}.{leaf}"
-                for p in ("gate_proj", "up_proj", "down_proj")
-                for leaf in ("weight_packed", "weight_scale")
-            )
-        ),
-        "experts-count",
+    "ignored by a glob": (
+        MODELOPT,
+        state("ignore", ["lm_head", "model.layers.1.self_attn*"]),
+        "ignored-but-quantised",
         BROKEN,
-        "1 layers have 3 experts; config.json states 4",
+        "4 modules",
         (),
     ),
-    "layers are missing": (QUARK, state("num_hidden_layers", 5, inner=False), "layers-missing", BROKEN, "3 of 5: 2, 3, 4", ()),
-    "an unknown tensor": (
-        MODELOPT,
-        lambda m, s: m.__setitem__(f"{E11}.weight_zero_point", torch.ones(1)),
-        "tensors-unknown",
-        SUSPICIOUS,
-        "1 tensors",
-        (1,),
-    ),
-    "fp32 scales": (
-        QUARK,
-        put(SCALE, lambda t: t.float()),
-        "tensors-unknown",
-        SUSPICIOUS,
-        "",
-        (),
-    ),  # replaced below: see the test of dtypes
-    "transposed scales": (MODELOPT, put(SCALE, lambda t: t.T), "scale-shape", BROKEN, "transposed, [512, 16] would fit", (1,)),
-    "axes swapped": (GPT_OSS, put(FUSED, lambda t: t.transpose(1, 2)), "scale-shape", BROKEN, "axes swapped", ()),
-    "transposed payload": (
-        MODELOPT,
-        put(f"{E11}.weight", lambda t: t.reshape(HIDDEN // 2, INTERMEDIATE)),
-        "payload-shape",
-        BROKEN,
-        "transposed",
-        (1,),
-    ),
-    "blocks of 32": (MODELOPT, put(SCALE, lambda t: t[:, ::2]), "group-size", BROKEN, "one scale for 32 elements; NVFP4 has 16", (1,)),
-    "blocks of 32 by config": (MODELOPT, state("group_size", 32), "group-size", BROKEN, "states 32", ()),
-    "another intermediate size": (MODELOPT, another_experts_weight, "shapes-disagree", BROKEN, "(512, 256) by most", (1,)),
-    "payload int8": (CT_MXFP4, put(f"{E11}.weight_packed", lambda t: t.view(torch.int8)), "payload-dtype", BROKEN, "I8", (1,)),
-    "another kind by config": (CT_MXFP4, state("format", "nvfp4-pack-quantized"), "kind-contradiction", BROKEN, "32 of 32", (0, 1, 2, 3)),
-    "ignored": (MODELOPT, state("ignore", ["lm_head", "model.layers.1.self_attn*"]), "ignored-but-quantised", BROKEN, "4 modules", ()),
     "ignored by expression": (CT_MXFP4, state("ignore", ["re:model.layers.1.*q_proj"]), "ignored-but-quantised", BROKEN, "1 modules", ()),
-    "not quantised": (MODELOPT, unquantise(Q, NVFP4_LEAVES), "expected-but-unquantised", BROKEN, "1 linear modules", ()),
-    "no configuration": (MODELOPT, lambda m, s: s.pop("quantization_config"), "config-silent", SUSPICIOUS, "", ()),
-    "a configuration that is not known": (MODELOPT, state("quant_algo", "W4A8"), "config-not-checked", NOTE, "W4A8", ()),
+    "another algorithm": (MODELOPT, state("quant_algo", "W4A8"), "config-not-checked", NOTE, "W4A8", ()),
 }
-FAULTS["fp32 scales"] = (
-    CT_MXFP4,
-    put(SCALE, lambda t: (t.float() - 127).exp2()),
-    "scale-dtype",
-    BROKEN,
-    "F32 instead of U8 or F8_E8M0",
-    (1,),
-)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -242,7 +204,7 @@ def test_a_fault_is_found(tmp_path: Path, name: str) -> None:
 
 def test_the_pieces_of_an_unquantised_module_may_be_on_the_ignore_list(tmp_path: Path) -> None:
     def change(made: Made, stated: Stated) -> None:
-        unquantise(Q, NVFP4_LEAVES)(made, stated)
+        of_library(MODELOPT, "expected-but-unquantised")(made, stated)
         stated["quantization_config"]["ignore"] += ["model.layers.1.self_attn.q_proj"]
 
     assert scanned(tmp_path, MODELOPT, change).verdict == "CLEAN"
@@ -323,7 +285,8 @@ def test_marlins_flush_is_the_recipes(tmp_path: Path) -> None:
 
     def stack(layer: int, name: str) -> BlockTensor:
         payload, scales, g2 = (
-            torch.stack([made[f"{EXPERT.format(layer, e, name)}.{leaf}"] for e in range(EXPERTS)]) for leaf in NVFP4_LEAVES[:3]
+            torch.stack([made[f"{EXPERT.format(layer, e, name)}.{leaf}"] for e in range(EXPERTS)])
+            for leaf in ("weight", "weight_scale", "weight_scale_2")
         )
         return BlockTensor(payload, scales.view(torch.uint8), NVFP4, g2)
 
@@ -346,7 +309,7 @@ def test_e8m0_bytes_that_fp16_flushes(tmp_path: Path) -> None:
 def experts_of(intermediate: int, hidden: int, kind: str = MODELOPT) -> tuple[Made, Stated]:
     g, made = torch.Generator().manual_seed(0), {}
     for name, n, k in (("gate_proj", intermediate, hidden), ("up_proj", intermediate, hidden), ("down_proj", hidden, intermediate)):
-        made |= {f"{EXPERT.format(0, 0, name)}.{leaf}": t for leaf, t in weight(kind, g, n, k).items()}
+        made |= {f"{EXPERT.format(0, 0, name)}.{leaf}": t for leaf, t in probe_weight(KINDS[kind], g, n, k).items()}
     return made, {"quantization_config": config(kind)["quantization_config"]}
 
 
@@ -362,3 +325,36 @@ def test_sizes_that_paths_pad_refuse_and_degrees_cut(tmp_path: Path) -> None:
     assert "(TP 8: 88 elements a rank)" in found(report, "tp-cuts-block")[0].text
     healthy = scan(save(tmp_path / "healthy", *experts_of(1024, 512)), tp=(1, 2, 8))
     assert not any(found(healthy, rule) for rule in ("path-refuses", "path-pads", "tp-cuts-block"))
+
+
+# -- the table of which rule finds which injection ---------------------------------------------------------------------------------
+
+# Known, and to be seen in the table: without its scale (or with a payload of another dtype) a module of these kinds has nothing by which
+# scan knows it for quantised; gpt-oss's bias alone is taken for a plain module.
+MISSES = {(kind, name) for kind in (QUARK, MODELOPT_MXFP8, CT_MXFP8) for name in ("tensors-missing: no block scales", "payload-dtype: payload as int8")}
+MISSES |= {(GPT_OSS, "tensors-missing: neither payload nor scales")}
+
+
+def test_every_rule_has_an_injection_and_only_known_ones_are_missed() -> None:
+    assert {i.rule for i in INJECTIONS} == set(RULES) and len({i.name for i in INJECTIONS}) == len(INJECTIONS)
+    kept = measured_files()
+    assert {kind: {n for n, letter in cells.items() if letter != "-"} for kind, cells in kept.items()} == {
+        kind: {i.name for i in INJECTIONS if kind in i.kinds} for kind in KINDS
+    }
+    assert {(kind, name) for kind, cells in kept.items() for name, letter in cells.items() if letter == "X"} == MISSES
+    assert all(any(kept[kind][i.name] in "Ppa" for kind in i.kinds) for i in INJECTIONS if i.how != "payload transposed by codes")
+    assert all(f"  {letter}  {means}" in table_files(kept) for letter, means in LETTERS.items())
+
+
+@pytest.mark.parametrize("turn", range(len(KINDS)))
+def test_a_sample_of_the_table_is_as_it_is_kept(turn: int) -> None:
+    """Every injection on one kind: a kind has each seventh."""
+    kind = list(KINDS)[turn]
+    assert {i.name: examine_files(i, kind) for i in INJECTIONS[turn :: len(KINDS)]} == {
+        i.name: measured_files()[kind][i.name] for i in INJECTIONS[turn :: len(KINDS)]
+    }
+
+
+def test_an_injection_refuses_kinds_that_cannot_have_it() -> None:
+    with pytest.raises(MxdebugError, match="kind for w13-differ: expected one of compressed-tensors nvfp4-pack-quantized, ModelOpt NVFP4, got gpt-oss"):
+        of_library(GPT_OSS, "w13-differ")(tensors(GPT_OSS), config(GPT_OSS))
