@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ..checkpoints.kinds import COMPRESSED_TENSORS, COMPRESSED_TENSORS_NVFP4, GPT_OSS, MODELOPT_NVFP4
@@ -282,6 +283,10 @@ def _edit_index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], 
     return files
 
 
+def _beside(folder: Path) -> None:
+    save_file({"layers.0.attention.wq.weight": torch.ones(2, 2)}, folder / "consolidated.safetensors")
+
+
 def _copy(folder: Path) -> None:
     (folder / INDEX).unlink()
     (folder / "copy.safetensors").write_bytes(_shard(folder).read_bytes())
@@ -295,6 +300,7 @@ INJECTIONS: tuple[Injection, ...] = (
     Injection("shard-damaged", "the second file ends 1000 bytes early", files=_truncate),
     Injection("file-refused", "the index names ../outside.safetensors", files=_edit_index(lambda m: m.update(a="../outside.safetensors"))),
     Injection("index-disagrees", "the index lacks a tensor", files=_edit_index(lambda m: m.pop("lm_head.weight"))),
+    Injection("files-beside", "a file that the index does not name", files=_beside),
     Injection("tensor-twice", "a copy of a file beside it, and no index", files=_copy),
     Injection("config-unreadable", "config.json is cut off", files=_cut_config),
     Injection("config-silent", "no quantization_config", lambda t, c, k: c.pop("quantization_config")),

@@ -17,6 +17,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
 _EXPERT = re.compile(r"(.+\.experts|experts)\.(\d{1,6})\.(\w+)")
 _FUSED = re.compile(r"(gate_up_proj|down_proj)_(blocks|scales|bias)")
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
+_BYTES = ("U8", "I8")
 WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", "w1": "w1", "w2": "w2", "w3": "w3"}
 JOINED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"}, {"w1", "w3"})
 """Projections that engines join to one linear layer (vLLM: qkv_proj, gate_up_proj)."""
@@ -119,13 +120,19 @@ def _kind(leaves: Mapping[str, tuple[str, Entry | None]], stated: str | None) ->
         return None
     found = kinds_of({leaf: entry for leaf, (_, entry) in leaves.items()})
     if not found and stated in KINDS and "weight" in leaves:
-        # No entry to look at, or a scale without its weight: what is stated can say what is missing.
-        scales = [leaf for leaf in leaves if KINDS[stated].role(leaf) == "scale"]
-        if scales and leaves["weight"][1] is None:
+        if _as_stated(KINDS[stated], {leaf: entry for leaf, (_, entry) in leaves.items()}):
             return KINDS[stated]
     elif not found and stated in KINDS and any(KINDS[stated].role(leaf) == "scale" for leaf in leaves):
         return KINDS[stated]
     return KINDS[stated if stated in found else found[0]] if found else None
+
+
+def _as_stated(kind: Kind, leaves: Mapping[str, Entry | None]) -> bool:
+    """Whether a module with a `weight` is of the stated kind, though it is damaged: payload of another dtype or none to look at, or no scales."""
+    weight, scales = leaves["weight"], [entry for leaf, entry in leaves.items() if kind.role(leaf) == "scale"]
+    if not scales:
+        return kind.payload == "weight" and weight is not None and weight.dtype == kind.payload_dtype and len(weight.shape) > 1
+    return weight is None or (weight.dtype in _BYTES and any(s is not None and s.dtype in kind.scale_dtypes and len(s.shape) > 1 for s in scales))
 
 
 def _weight(module: str, leaves: Mapping[str, tuple[str, Entry | None]], kind: Kind) -> Weight:

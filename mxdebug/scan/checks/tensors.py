@@ -71,7 +71,8 @@ def _absent(scene: Scene) -> Iterator[tuple[str, int | None]]:
     for parent, found in experts.items():
         have = {(w.projection, w.expert) for w in found}
         spelled = usual | {w.projection: w.module.rpartition(".")[2] for w in found}
-        plain = {_place(m) for m in scene.weights.other if m.startswith(f"{parent}.")}  # there, but not quantised: no download lacks it
+        # There, but not quantised: no download lacks it.
+        plain = {_place(m) for m, leaves in scene.weights.other.items() if m.startswith(f"{parent}.") and leaves.keys() - {"bias"}}
         numbered = [w.expert for w in found if w.expert is not None]
         numbers = range(1 + max(numbered)) if numbered else [None]
         for projection in sorted(usual):
@@ -149,7 +150,7 @@ def _shape(w: Weight, got: tuple[int, ...]) -> tuple[str, str]:
         if block != w.kind.block and k % block == 0 and got == (*head, n, k // block):
             return "group-size", f"one scale for {block} elements; {w.kind.format} has {w.kind.block}"
     per = 2 if w.kind.packed else 1
-    if len(got) == len(head) + 2 and got[-2] == k // per and got[-1] * w.kind.block == per * n:
+    if len(got) == len(head) + 2 and (got[-2] * per, got[-1] * w.kind.block) in ((k, per * n), (k * per, n)):  # bytes, or codes
         return "payload-shape", f"payload {list(w.known['payload'].shape)} is transposed: scales {list(got)} have {got[-2]} rows"
     want = w.scale_shape
     if want is not None and got == (*head, want[-1], want[-2]):
