@@ -178,6 +178,16 @@ def test_weights_by_vllms_names_and_from_a_file(tmp_path: Path) -> None:
     assert not any(word in str(d) for word in ("router", "token", "output")) and d.open[-1].endswith("record a call (mxdebug doctor)")
 
 
+def test_global_scales_that_are_not_given_are_not_called_right() -> None:
+    s = probe(NVFP4)
+    whole = operands(s)
+    some = {k: t for k, t in whole.items() if k not in ("w2_alpha", "g1_scale_c")}
+    d = diagnose_weights(some, NVFP4, layer_of(s))
+    assert d.verdict == "undecided" and not d.findings
+    assert d.summary.endswith("w2 alpha (w2_alpha), w13 output scale (g1_scale_c): not given") and d.open[0].startswith("not given, and so not judged: w2 alpha")
+    assert diagnose_weights(whole, NVFP4, layer_of(s)).verdict == "right"
+
+
 def test_weights_that_are_none() -> None:
     s = probe(MXFP4)
     with pytest.raises(MxdebugError, match="converted weight w1: expected one of w13,"):

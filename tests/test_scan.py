@@ -135,6 +135,8 @@ OF_LIBRARY: dict[str, tuple[str, str, str, str, str, tuple[int, ...]]] = {
     "q and k differ": (CT_NVFP4, "joined-differ", "", SUSPICIOUS, "1 of 2 differ, up to 4 times", ()),
     "inputs differ": (MODELOPT, "inputs-differ", "", NOTE, "up to 4 times", (1,)),
     "a quiet expert": (MODELOPT, "experts-outlier", "", SUSPICIOUS, "2^16.0", (1,)),
+    "a weak expert": (MODELOPT, "scales-outlier", "", SUSPICIOUS, "1 weights' scales are far from those of the layer's other experts, by a factor of 2^-7.3", (1,)),
+    "a weak expert, fused": (GPT_OSS, "scales-outlier", "", SUSPICIOUS, "by a factor of 2^-7.0", (1,)),
     "an input scale is missing": (MODELOPT, "input-missing", "", BROKEN, "1 of 8 have no input_scale", (1,)),
     "a global scale is missing": (MODELOPT, "tensors-missing", "no global scale", BROKEN, f"{E11}.weight_scale_2", (1,)),
     "block scales are missing": (GPT_OSS, "tensors-missing", "no block scales", BROKEN, FUSED, ()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,13 +65,16 @@ def diagnose_weights(
     )
     call = Call.made(c.function, arguments, status=COMPLETED)
     told = c.parallel(arguments).tp_size == parallel.tp_size
-    return _of_weights(diagnose(call, chosen, engine=engine, tp=None if told else parallel), given, c, chosen)
+    absent = [k for k, t in right.items() if t is not None and k not in plan.forms and k in kept(c) and k not in given]
+    return _of_weights(diagnose(call, chosen, engine=engine, tp=None if told else parallel), given, absent, c, chosen)
 
 
-def _of_weights(d: Diagnosis, given: Mapping[str, Tensor], c: Contract, chosen: CheckpointLayer) -> Diagnosis:
-    """The diagnosis without what it says of the made call around the weights."""
+def _of_weights(d: Diagnosis, given: Mapping[str, Tensor], absent: Sequence[str], c: Contract, chosen: CheckpointLayer) -> Diagnosis:
+    """The diagnosis without what it says of the made call around the weights. absent: global scales in whose place the right ones stood."""
     names = ", ".join(kept(c)[k].title for k in given)
     facts = (("weights", f"{names} of layer {chosen.index}, as the engine holds them"), ("path", c.path))
+    missing = ", ".join(f"{kept(c)[k].title} ({k})" for k in absent)
+    unseen = (f"not given, and so not judged: {missing}",) if absent else ()
     need = "activations, routing, parameters and the kernel itself: record a call (mxdebug doctor)"
     checked = tuple(t for t in d.checked if "operands equal" in t or "not read" in t or "no fault" in t)
     open_ = tuple(t for t in d.open if not any(w in t for w in ("token", "router", "top-1", "output", "limit", "a call that hides")))
@@ -79,15 +82,16 @@ def _of_weights(d: Diagnosis, given: Mapping[str, Tensor], c: Contract, chosen: 
         d,
         call=facts,
         checked=checked,
-        open=(*open_, need),
+        open=(*unseen, *open_, need),
         truth=None,
         floor=None,
         kernel=None,
         follows=None,
         findings=tuple(replace(f, effect=None) for f in d.findings),
     )
-    if d.verdict == UNDECIDED and not d.findings:
-        return replace(d, verdict=RIGHT, summary="the converted weights are what the recipe makes of the checkpoint")
+    if d.verdict in (RIGHT, UNDECIDED) and not d.findings:
+        what = "the converted weights are what the recipe makes of the checkpoint"
+        return replace(d, verdict=UNDECIDED if absent else RIGHT, summary=f"{what}; {missing}: not given" if absent else what)
     return d
 
 

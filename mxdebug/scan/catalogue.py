@@ -210,6 +210,13 @@ RULES: dict[str, Rule] = {
             "export with weight_scale_2 = amax / 2688",
         ),
         Rule(
+            "scales-outlier",
+            SUSPICIOUS,
+            "an expert's block scales are 64 times and more larger or smaller than its layer's other experts'",
+            "a scale applied twice or not at all, or another unit: tokens that meet the expert are off by that factor",
+            _EXPORT,
+        ),
+        Rule(
             "zero-scale-under-payload",
             BROKEN,
             "block scale zero where the payload is not zero",

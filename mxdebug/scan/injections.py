@@ -348,6 +348,13 @@ INJECTIONS: tuple[Injection, ...] = (
     ),
     Injection("scale-constant", "all block scales are alike", _set("scale", lambda k: 0x38 if k.e4m3 else 120, None), experts=_one),
     Injection("scale-saturated", "every tenth block scale is 448", _set("scale", lambda k: 0x7E, None, 10), strikes=_nvfp4, experts=_one),
+    Injection(
+        "scales-outlier",
+        "an expert's block scales are 2^-7 of what they were",
+        # A step of an E4M3 exponent is 8; none becomes 0, or negative.
+        lambda t, c, k: (p := _part(t, k, "scale")).copy_((p.int() - 7 * (8 if k.e4m3 else 1)).clamp(min=1)),
+        experts=_one,
+    ),
     Injection("zero-scale-under-payload", "3 block scales are 0", _set("scale", lambda k: 0), strikes=_nvfp4, experts=_one),
     Injection("payload-nan", "3 elements are NaN", _set("payload", lambda k: 0x7F), strikes=_mxfp8, experts=_one),
     Injection("payload-zero", "a weight of zeros", _set("payload", lambda k: 0, None), experts=_one),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..catalogue import RULES
-from ..codes import CODE, NAN, NEGATIVE, SATURATED
+from ..codes import CODE, NAN, NEGATIVE, SATURATED, VALUE
 from ..finding import Finding, make, shown
 from ..scene import Group, Scene, share
 
@@ -16,6 +16,9 @@ _MOST_SATURATED = 0.05
 """With weight_scale_2 = amax / 2688 a scale is 448 where a block's amax is above 27/28 of the tensor's (432 rounds up): hardly ever."""
 _ZERO = {True: [0x00, 0x08, 0x80, 0x88], False: [0x00, 0x80]}
 """Payload bytes of elements that are 0 or -0, by whether a byte holds two."""
+_AWAY, _EXPERTS = 6.0, 4
+"""Powers of two by which an expert's scales are far from the others', and experts from which on the others say what is usual. Experts of one layer
+differ by a factor of two to four; one that is 64 times off was scaled twice, or calibrated alone."""
 _FEW = 256
 """Block scales from which on equal ones are no accident."""
 
@@ -48,6 +51,15 @@ def check(scene: Scene) -> Iterator[Finding]:
                 many,
                 f"up to {share(int(saturated[worst]), int(totals[worst]))} of a weight's block scales are 448",
             )
+        far = _far(scene, group)
+        if far.any():
+            worst = float(far[np.abs(far).argmax()])
+            yield of(
+                group,
+                "scales-outlier",
+                far,
+                f"{np.count_nonzero(far):,} weights' scales are far from those of the layer's other experts, by a factor of 2^{worst:+.1f}",
+            )
         constant = (group.scales.max(1) == totals) & (totals >= _FEW)
         if constant.any():
             yield of(
@@ -57,6 +69,26 @@ def check(scene: Scene) -> Iterator[Finding]:
                 f"{constant.sum():,} weights have one value for all their block scales, such as byte "
                 f"0x{int(group.scales[int(constant.argmax())].argmax()):02X}",
             )
+
+
+def _far(scene: Scene, group: Group) -> np.ndarray:
+    """float [n]: by how many powers of two a unit's mean log2 of scales is away from the median of its layer's experts; 0 where that is not far."""
+    value = np.where(NAN[group.kind.e4m3] | (CODE == 0), 0, VALUE[group.kind.e4m3])
+    usable = value > 0
+    counts = group.scales[:, usable].astype(np.float64)
+    level = counts @ np.log2(value[usable]) / np.maximum(counts.sum(1), 1)
+    outer = [scene.multiplier(w, "global") if group.kind.global_scale else 1.0 for w, _ in group.units]
+    known = (counts.sum(1) > 0) & np.array([x is not None and 0 < x < np.inf for x in outer])
+    level += np.log2([x if ok else 1.0 for x, ok in zip(outer, known)])
+    out = np.zeros(len(level))
+    parents = np.unique([w.parent for w, _ in group.units], return_inverse=True)[1]
+    experts = known & np.array([e is not None for _, e in group.units])
+    for parent in range(parents.max() + 1):
+        here = experts & (parents == parent)
+        if here.sum() >= _EXPERTS:
+            away = level[here] - np.median(level[here])
+            out[here] = np.where(np.abs(away) > _AWAY, away, 0)
+    return out
 
 
 def _empty(group: Group, totals: np.ndarray) -> np.ndarray:
