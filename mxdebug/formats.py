@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from . import fast
 from .errors import MxdebugError
 
 
@@ -246,17 +247,23 @@ class BlockTensor:
         """float32 [..., K]: the elements' values without any scale."""
         return _dequantise_elements(self.payload, self.format)
 
-    def dequantise(self, dtype: torch.dtype = torch.float32, scale: ScaleCodec | None = None) -> Tensor:
+    def dequantise(self, dtype: torch.dtype = torch.float32, scale: ScaleCodec | None = None, out: Tensor | None = None) -> Tensor:
         """Values [..., K]: element * block scale (* global scale), computed in float32.
 
-        `scale` replaces the format's scale codec by the one that a kernel reads with.
+        `scale` replaces the format's scale codec by the one that a kernel reads with. `out` takes the values, contiguous [..., K] of that dtype;
+        it is what is returned. Raises MxdebugError for another `out`.
         """
+        codec = scale or self.format.scale
+        if out is not None and (out.shape != self.shape or out.dtype != dtype or not out.is_contiguous() or out.device != self.payload.device):
+            raise MxdebugError("out", f"contiguous {dtype} {list(self.shape)} on {self.payload.device}", f"{out.dtype} {list(out.shape)} on {out.device}")
+        if (made := dequantise_fast(self, dtype, codec, out)) is not None:
+            return made
         values = self.elements().unflatten(-1, (-1, self.format.block))
-        values = (values * (scale or self.format.scale).decode(self.scales).unsqueeze(-1)).flatten(-2)
+        values = (values * codec.decode(self.scales).unsqueeze(-1)).flatten(-2)
         if self.global_scale is not None:
             g = self.global_scale.float()
             values = values * g.reshape(*g.shape, *[1] * (values.dim() - g.dim()))
-        return values.to(dtype)
+        return values.to(dtype) if out is None else out.copy_(values)
 
     def __getitem__(self, index: object) -> BlockTensor:
         """Select along leading axes (experts, rows); the last axis, and so the blocks, stays whole."""
@@ -264,6 +271,30 @@ class BlockTensor:
         if g is not None and g.dim() > 0:
             g = g[index[: g.dim()] if isinstance(index, tuple) else index]
         return replace(self, payload=self.payload[index], scales=self.scales[index], global_scale=g)
+
+
+def dequantise_fast(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, out: Tensor | None) -> Tensor | None:
+    """As `BlockTensor.dequantise`, by a compiled kernel; None where there is none for this tensor. The bytes are the same."""
+    outer = None if t.global_scale is None else t.global_scale.float().flatten()
+    parts = 1 if outer is None else len(outer)
+    if dtype.itemsize not in (2, 4) or not dtype.is_floating_point or parts == 0 or t.payload.numel() // parts < fast.PART:
+        return None
+    if (compiled := fast.on_cpu(t.payload, t.scales)) is None:
+        gpu = fast.on_gpu(t.payload, t.scales)
+        return None if gpu is None else gpu.dequantise(t, dtype, codec, outer, out)
+    out = torch.empty(t.shape, dtype=dtype) if out is None else out
+    payload, scales, values = (x.reshape(parts, -1, x.shape[-1]) for x in (t.payload, t.scales, out))
+    for i in range(parts):  # the values of every payload byte under every scale byte are one table, and small
+        table = _products(t.format, codec)
+        compiled.look_up(payload[i], scales[i], (table if outer is None else table * outer[i]).to(dtype), values[i])
+    return out
+
+
+@functools.cache
+def _products(fmt: BlockFormat, codec: ScaleCodec) -> Tensor:
+    """float32 [256, 256, elements of a byte]: the value of each payload byte under each scale byte."""
+    byte = torch.arange(256, dtype=torch.uint8)
+    return _dequantise_elements(byte[:, None], fmt) * codec.decode(byte)[:, None, None]
 
 
 def _dequantise_elements(payload: Tensor, fmt: BlockFormat) -> Tensor:

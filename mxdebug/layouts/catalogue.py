@@ -41,7 +41,7 @@ _FP4_BITS = tuple(next(b + shift for mask, shift in _FP4_MOVES if mask >> b & 1)
 SM90_WEIGHT_INTERLEAVE = Layout(
     # Tiles of 16 rows x 32 bytes. h: row r or r + 8; q: the byte or the one 4 further; both are woven into one word.
     "SM90 weight interleave", "(rb h r8) (p mh ml q l4) -> rb ml r8 p mh l4 q h",
-    (("h", 2), ("r8", 8), ("mh", 2), ("ml", 2), ("q", 2), ("l4", 4)), pads=False, bits=_FP4_BITS,
+    (("h", 2), ("r8", 8), ("mh", 2), ("ml", 2), ("q", 2), ("l4", 4)), pads=False, bits=_FP4_BITS, compiled="sm90_weights",
     source="FlashInfer interleave_moe_weights_for_sm90_mixed_gemm('fp4'), moe_gemm_mixed_utils.cu")
 
 SM12X_WEIGHT_TILES = Layout(

@@ -7,10 +7,12 @@ import math
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
 
+from .. import fast
 from ..errors import MxdebugError
 from ..formats import words
 
@@ -24,6 +26,7 @@ class Layout:
     pads      whether a matrix that does not fill the tiles is padded with `fill` (True) or refused (False)
     bits      for layouts that also permute bits: of each 32-bit little-endian word of physical bytes, source bit b goes to bits[b]
     source    who defines it
+    compiled  the name of its own kernel in mxdebug.fast.cpu, where it has one
 
     Leading axes (experts) are batch axes: every slab is laid out on its own.
     """
@@ -35,6 +38,7 @@ class Layout:
     source: str
     bits: tuple[int, ...] | None = None
     fill: int = 0
+    compiled: str = ""
 
     # -- geometry ---------------------------------------------------------------------------------------------
 
@@ -88,10 +92,7 @@ class Layout:
         pr, pc = self.padded(rows, cols)
         if (pr, pc) != (rows, cols):
             logical = torch.nn.functional.pad(logical, (0, pc - cols, 0, pr - rows), value=self.fill)
-        flat = logical.flatten(-2)
-        out = flat.clone() if self._moves_nothing else self._moved(flat, 0, pr, pc)
-        if self.bits:
-            out = _permute_bits(out, self.bits)
+        out = self._moved(logical.flatten(-2), pr, pc, back=False)
         return out.reshape(*logical.shape[:-2], *self.physical_shape(rows, cols))
 
     def unpack(self, physical: Tensor, rows: int, cols: int) -> Tensor:
@@ -105,15 +106,23 @@ class Layout:
         pr, pc = self.padded(rows, cols)
         tails = (self.physical_shape(rows, cols), (pr, pc))
         batch = _batch_shape(physical, pr * pc, tails, f"bytes for layout {self.name} of {rows} x {cols}")
-        flat = physical.reshape(*batch, pr * pc)
-        if self.bits:
-            flat = _permute_bits(flat, _inverse(self.bits))
-        out = flat.clone() if self._moves_nothing else self._moved(flat, 1, pr, pc)
+        out = self._moved(physical.reshape(*batch, pr * pc), pr, pc, back=True)
         return out.unflatten(-1, (pr, pc))[..., :rows, :cols].contiguous()
 
-    def _moved(self, flat: Tensor, way: int, pr: int, pc: int) -> Tensor:
+    def _moved(self, flat: Tensor, pr: int, pc: int, back: bool) -> Tensor:
+        """Slabs [..., pr * pc] in physical order; back: in logical order."""
+        if self._moves_nothing and not self.bits:
+            return flat.clone()
+        compiled = fast.on_cpu(flat)
+        if compiled is not None and self.compiled:
+            return getattr(compiled, self.compiled)(flat, pr, pc, back)
+        if compiled is not None and not self.bits:
+            return compiled.move(flat, *_steps(self, pr, pc), back)
         maps = _places(self, pr, pc, str(flat.device))
-        return _gather(flat, maps[way], maps[2])
+        if self.bits and back:
+            flat = _permute_bits(flat, _inverse(self.bits))
+        out = _gather(flat, maps[1 if back else 0], maps[2])
+        return _permute_bits(out, self.bits) if self.bits and not back else out
 
     def index_map(self, rows: int, cols: int) -> Tensor:
         """int64 [rows, cols]: the physical byte offset of each logical byte, within one slab.
@@ -224,6 +233,39 @@ def _inverse(bits: tuple[int, ...]) -> tuple[int, ...]:
     for source, target in enumerate(bits):
         out[target] = source
     return tuple(out)
+
+
+MOST_STEPS = 4096
+
+
+@functools.lru_cache(maxsize=32)
+def _steps(layout: Layout, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """(outer, inner, bytes of a unit): unit o * len(inner) + i of the physical order has the logical offset outer[o] + inner[i], in units.
+
+    The bytes that stay together are the last physical axes that are the last logical axes too. Offsets are sums over the axes, so that two short
+    tables hold them all: `inner` those of the fastest axes, which the first cache keeps.
+    """
+    sizes = layout._all_sizes(rows, cols)
+    row_axes, col_axes, out_axes = layout._axes
+    strides, step = {}, 1
+    for a in reversed([*row_axes, *col_axes]):
+        strides[a], step = step, step * sizes[a]
+    together, logical, physical = 1, [*row_axes, *col_axes], list(out_axes)
+    while logical and physical and logical[-1] == physical[-1]:
+        together *= sizes[logical.pop()]
+        last = physical.pop()
+    unit = next(u for u in _UNITS if together % u == 0)
+    if together > unit:  # what is left of the axis that is moved in units
+        physical.append(last)
+        sizes, strides = {**sizes, last: together // unit}, {**strides, last: unit}
+    inner, outer = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    for a in reversed(physical):
+        offsets = np.arange(sizes[a]) * (strides[a] // unit)
+        if len(outer) == 1 and len(inner) * sizes[a] <= max(MOST_STEPS, sizes[a] if len(inner) == 1 else 0):
+            inner = (offsets[:, None] + inner).ravel()
+        else:
+            outer = (offsets[:, None] + outer).ravel()
+    return outer, inner, unit
 
 
 _UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # bytes that stay together -> the dtype that moves them

@@ -5,20 +5,22 @@ A piece is at most CHUNK bytes, so a process needs the same memory for every che
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import files
+from .. import fast
 from ..layouts import row_hashes
+from .ahead import Ahead, Read
 
-CHUNK = 1 << 24
-"""Bytes that are read at once. Row hashes need another eight times as much for a moment."""
+CHUNK = 1 << 22
+"""Bytes that are read at once: few enough to be counted before they leave the last cache. Row hashes need another eight times as much for a moment."""
 MOST_ROWS = 64
 """Row hashes that the index keeps of each expert's projection and each linear module."""
 _NONZERO = {True: 0x7777777777777777, False: 0x7F7F7F7F7F7F7F7F}  # all bits of an element but its sign, packed and not
@@ -87,7 +89,7 @@ class Measured:
     """What was counted.
 
     scales      uint32 or uint64 [E, 256]: how often each scale byte occurs; None where none was read
-    payload     the same of payload bytes; zero_rows [E]: rows that are zero throughout; lost [E]: blocks with zero scale and other payload
+    payload     the same [E, 16] of the codes of packed payload, [E, 256] of bytes where an element is one; zero_rows [E]: rows that are zero throughout; lost [E]: blocks with zero scale and other payload
     numbers     role -> float
     failed      the file could not be read (again)
     """
@@ -104,83 +106,69 @@ class Measured:
 
 def measure(folder: str, tasks: list[Task]) -> list[Measured]:
     """Measure weights of files in `folder`, each opened once. What cannot be read has `failed` set."""
-    reader = _Reader(Path(folder))
+    compiled = fast.for_bytes(sum(t.size for t in tasks))
     out = []
-    try:
-        for task in tasks:
+    with Ahead(Path(folder), ((key, read) for key, task in enumerate(tasks) for read in _reads(task))) as ahead:
+        for key, task in enumerate(tasks):
             try:
-                out.append(_one(reader, task))
+                out.append(_one(lambda: ahead.next(key), task, compiled))  # noqa: B023  used up before the next turn
             except (OSError, ValueError) as error:  # a file that was cut or removed since its header was read
                 out.append(Measured(task.key, failed=str(error)[:200]))
-    finally:
-        reader.close()
     return out
 
 
-class _Reader:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[str, object] = {}
-        self._buffers: dict[int, np.ndarray] = {}
-
-    def read(self, piece: Piece, offset: int, size: int, buffer: int = 0) -> Tensor:
-        """uint8 [size], valid until the next read into the same buffer."""
-        if piece.file not in self._files:
-            self._files[piece.file] = files.check(self._folder / piece.file, self._folder).open("rb", buffering=0)
-        if buffer not in self._buffers or len(self._buffers[buffer]) < size:
-            self._buffers[buffer] = np.empty(size, dtype=np.uint8)
-        target, file, got = self._buffers[buffer][:size], self._files[piece.file], 0
-        file.seek(piece.start + offset)
-        while got < size:
-            n = file.readinto(memoryview(target)[got:])
-            if not n:
-                raise ValueError(f"{piece.file} ends at byte {piece.start + offset + got}")
-            got += n
-        return torch.from_numpy(target)
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+def _reads(task: Task) -> Iterator[Read]:
+    """What is read of a task, in the order in which `_one` takes it: numbers, then scales and payload of the same rows."""
+    yield from ((piece.file, piece.start, 4) for _, piece in task.numbers)
+    for expert in range(task.experts):
+        for scale, payload in _parts(task, expert):
+            yield from ((piece.file, piece.start + at, n) for piece, (at, n) in ((task.scale, scale), (task.payload, payload)) if piece is not None)
 
 
-def _one(reader: _Reader, task: Task) -> Measured:
+def _parts(task: Task, expert: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """((start, size) of scales, the same of payload) in pieces of at most CHUNK bytes: whole rows where payload is read."""
+    scales = task.scale.size // task.experts if task.scale else 0
+    if task.payload is None:
+        yield from (((expert * scales + at, n), (0, 0)) for at, n in _spans(scales, CHUNK))
+        return
+    size = task.payload.size // task.experts
+    columns, per_row = size // task.rows, scales // task.rows
+    for first, rows in _spans(task.rows, max(1, CHUNK // columns)):
+        yield (expert * scales + first * per_row, rows * per_row), (expert * size + first * columns, rows * columns)
+
+
+def _one(read: Callable[[], Tensor], task: Task, compiled: ModuleType | None) -> Measured:
     out = Measured(task.key)
-    for role, piece in task.numbers:
-        out.numbers[role] = float(reader.read(piece, 0, 4).view(torch.float32)[0])
+    for role, _ in task.numbers:
+        out.numbers[role] = float(read().view(torch.float32)[0])
+    scales, payloads = [], []
+    for expert in range(task.experts):
+        of_scales, of_payload = np.zeros(256, dtype=np.int64), np.zeros(16 if task.packed else 256, dtype=np.int64)
+        zero_rows, lost, hashes = 0, 0, []
+        for (_, scale_size), (_, size) in _parts(task, expert):
+            scale = read() if task.scale is not None else torch.empty(0, dtype=torch.uint8)
+            of_scales += _count(scale)
+            if task.payload is None:
+                continue
+            rows = size * task.experts * task.rows // task.payload.size
+            payload = read().view(rows, -1)
+            of_payload += _count_payload(payload, task.packed, compiled)
+            of_rows, of_blocks = _zeros(payload.numpy(), scale.numpy().reshape(rows, -1) if scale_size else None, task, compiled)
+            zero_rows, lost = zero_rows + of_rows, lost + of_blocks
+            if task.names:
+                hashes.append(row_hashes(payload))
+        scales.append(of_scales)
+        if task.payload is not None:
+            payloads.append(of_payload)
+            out.zero_rows.append(zero_rows)
+            out.lost.append(lost)
+        for i, name in enumerate(task.names):
+            out.hashes.append(_kept(name, expert, torch.cat(hashes)[i :: len(task.names)].numpy()))
     if task.scale is not None:
-        part = task.scale.size // task.experts
-        counts = [sum(_count(reader.read(task.scale, e * part + at, n)) for at, n in _spans(part, CHUNK)) for e in range(task.experts)]
-        out.scales = np.stack(counts).astype(_counter(part))
+        out.scales = np.stack(scales).astype(_counter(task.scale.size))
     if task.payload is not None:
-        counts = [_payload(reader, task, e, out) for e in range(task.experts)]
-        out.payload = np.stack(counts).astype(_counter(task.payload.size))
+        out.payload = np.stack(payloads).astype(_counter(2 * task.payload.size))
     return out
-
-
-def _payload(reader: _Reader, task: Task, expert: int, out: Measured) -> np.ndarray:
-    """Counts of one expert's payload bytes; its other numbers are put into `out`."""
-    size, scales = task.payload.size // task.experts, task.scale.size // task.experts if task.scale else 0
-    columns = size // task.rows
-    per_row = columns // task.block_bytes
-    counts, zero_rows, lost, hashes = np.zeros(256, dtype=np.int64), 0, 0, []
-    rows_at_once = max(1, CHUNK // columns)
-    for first, rows in _spans(task.rows, rows_at_once):
-        payload = reader.read(task.payload, expert * size + first * columns, rows * columns).view(rows, columns)
-        counts += _count(payload.flatten())
-        blocks = (payload.numpy().view(np.uint64).reshape(rows, per_row, -1) & np.uint64(_NONZERO[task.packed])).any(-1)
-        zero_rows += int((~blocks.any(-1)).sum())
-        if scales and task.zero_scale is not None:
-            scale = reader.read(task.scale, expert * scales + first * per_row, rows * per_row, buffer=1).numpy().reshape(rows, per_row)
-            if task.zero_scale == 0:
-                scale = scale & 0x7F  # E4M3's -0 is zero too
-            lost += int(((scale == 0) & blocks).sum())
-        if task.names:
-            hashes.append(row_hashes(payload))
-    out.zero_rows.append(zero_rows)
-    out.lost.append(lost)
-    for i, name in enumerate(task.names):
-        out.hashes.append(_kept(name, expert, torch.cat(hashes)[i :: len(task.names)].numpy()))
-    return counts
 
 
 def _kept(projection: str, expert: int, hashes: np.ndarray) -> Hashes:
@@ -193,6 +181,29 @@ def _kept(projection: str, expert: int, hashes: np.ndarray) -> Hashes:
 def _counter(most: int) -> type[np.unsignedinteger]:
     """The dtype that holds counts up to `most`: a large checkpoint has 70,000 weights with 256 counts each."""
     return np.uint32 if most < 1 << 32 else np.uint64
+
+
+def _count_payload(payload: Tensor, packed: bool, compiled: ModuleType | None) -> np.ndarray:
+    """int64 [16] of codes, [256] of bytes."""
+    flat = payload.flatten()
+    if compiled is not None:
+        return compiled.count_codes(flat.numpy()) if packed else compiled.count_bytes(flat.numpy())
+    counts = _count(flat)
+    square = counts.reshape(16, 16)  # byte = 16 * high nibble + low nibble
+    return square.sum(0) + square.sum(1) if packed else counts
+
+
+_ZERO = np.isin(np.arange(256), (0x00, 0x80))  # E4M3's -0 is zero too
+
+
+def _zeros(payload: np.ndarray, scale: np.ndarray | None, task: Task, compiled: ModuleType | None) -> tuple[int, int]:
+    """(rows of zeros, blocks with a zero scale and other payload), of uint8 [rows, n] and [rows, blocks]."""
+    if scale is None or task.zero_scale is None:
+        scale = np.empty((len(payload), 0), dtype=np.uint8)
+    if compiled is not None:
+        return compiled.count_zeros(payload, scale, _ZERO, _NONZERO[task.packed])
+    blocks = (payload.view(np.uint64).reshape(len(payload), payload.shape[1] // task.block_bytes, -1) & np.uint64(_NONZERO[task.packed])).any(-1)
+    return int((~blocks.any(-1)).sum()), int((_ZERO[scale] & blocks).sum()) if scale.size else 0
 
 
 def _count(t: Tensor) -> np.ndarray:

@@ -23,7 +23,7 @@ from .measure import Hashes, Measured, Task, measure
 
 _BATCH, _MOST = 1 << 26, 512  # bytes and weights in one batch: smooth progress, little to do again after an interruption
 _WORTH = 1 << 29  # bytes for which a process more pays: it takes seconds to import torch
-_SCHEMA = "mxdebug scan state 1"
+_SCHEMA = "mxdebug scan state 2"
 
 
 def run(folder: Folder, tasks: list[Task], processes: int, state: Path | None, progress: bool) -> tuple[dict[str, Measured], int]:
@@ -166,8 +166,8 @@ def _read(line: str, folder: Folder, wanted: dict[str, Task]) -> Measured | None
             return None
         m = Measured(
             task.key,
-            _counts(data["scales"], task.experts),
-            _counts(data["payload"], task.experts),
+            _counts(data["scales"], task.experts, 256),
+            _counts(data["payload"], task.experts, 16 if task.packed else 256),
             *([int(n) for n in data[k]] for k in ("zero_rows", "lost")),
             {role: float(data["numbers"][role]) for role, _ in task.numbers},
             [_hashes(h) for h in data["hashes"]],
@@ -182,10 +182,10 @@ def _hashes(data: dict[str, Any]) -> Hashes:
     return Hashes(str(data["projection"]), int(data["expert"]), int(data["total"]), rows, hashes, int(data["sum"]), int(data["xor"]))
 
 
-def _counts(data: list[list[list[int]]] | None, experts: int) -> np.ndarray | None:
+def _counts(data: list[list[list[int]]] | None, experts: int, width: int) -> np.ndarray | None:
     if data is None:
         return None
-    out = np.zeros((experts, 256), dtype=np.uint64)
+    out = np.zeros((experts, width), dtype=np.uint64)
     for row, pairs in zip(out, data, strict=True):
         for byte, count in pairs:
             row[byte] = count

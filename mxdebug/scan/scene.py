@@ -25,7 +25,7 @@ class Group:
 
     label    such as "model.layers.*.mlp.experts.*.w1"
     units    (weight, expert) for each row of counts; expert is None for a linear module
-    scales   uint32 or uint64 [n, 256]: how often each scale byte occurs; payload: the same of payload bytes, or None
+    scales   uint32 or uint64 [n, 256]: how often each scale byte occurs; payload: the same of 4-bit codes [n, 16] or of bytes, or None
     """
 
     label: str

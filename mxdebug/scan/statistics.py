@@ -46,11 +46,7 @@ def statistics(group: Group) -> Statistics:
     """Of one class."""
     e4m3, counts = group.kind.e4m3, group.scales.sum(0)
     there = VALUE[e4m3][(counts > 0) & ~NAN[e4m3] & ~ZERO[e4m3]]
-    codes = None
-    if group.payload is not None:
-        of_bytes = group.payload.sum(0)
-        square = of_bytes.reshape(16, 16)  # byte = 16 * high nibble + low nibble
-        codes = square.sum(0) + square.sum(1) if group.kind.packed else of_bytes
+    codes = None if group.payload is None else group.payload.sum(0)
 
     def number(mask: np.ndarray) -> int:
         return int(counts[mask].sum())

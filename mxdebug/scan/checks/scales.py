@@ -14,8 +14,8 @@ from ..scene import Group, Scene, share
 _CAST = np.isin(CODE, [0, *(1 << n for n in range(8))])  # uint8 of 2^(c-127): 0 below 1, then powers of two
 _MOST_SATURATED = 0.05
 """With weight_scale_2 = amax / 2688 a scale is 448 where a block's amax is above 27/28 of the tensor's (432 rounds up): hardly ever."""
-_ZERO = {True: [0x00, 0x08, 0x80, 0x88], False: [0x00, 0x80]}
-"""Payload bytes of elements that are 0 or -0, by whether a byte holds two."""
+_ZERO = {True: [0x0, 0x8], False: [0x00, 0x80]}
+"""Codes of 0 and -0, by whether a byte holds two elements."""
 _AWAY, _EXPERTS = 6.0, 4
 """Powers of two by which an expert's scales are far from the others', and experts from which on the others say what is usual. Experts of one layer
 differ by a factor of two to four; one that is 64 times off was scaled twice, or calibrated alone."""

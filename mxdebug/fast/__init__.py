@@ -1,0 +1,75 @@
+"""How fast can it be? Compiled kernels, where numba (CPU) or Triton (GPU) is installed: the same bytes as torch's, nearer to the memory's speed.
+
+`mxdebug[fast]` installs numba; torch brings Triton on Linux with CUDA. Without them, and for small tensors, for which compiling or loading a kernel
+does not pay, everything is done by torch. MXDEBUG_FAST=0 says so too. tests/test_fast.py compares every kernel bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+WORTH = 1 << 22
+"""Bytes from which on a kernel pays: below, torch takes milliseconds, and loading numba half a second."""
+PART = 1 << 16
+"""Bytes of one expert from which on a table of its own pays."""
+
+
+def on_cpu(*tensors: Tensor) -> ModuleType | None:
+    """The module of numba kernels where it can work on these tensors: contiguous ones on the CPU, the first of at least WORTH bytes."""
+    if any(t.device.type != "cpu" or not t.is_contiguous() for t in tensors):
+        return None
+    return for_bytes(tensors[0].nbytes)
+
+
+def for_bytes(size: int) -> ModuleType | None:
+    """The module of numba kernels, where there is work on so many bytes."""
+    return _cpu() if size >= WORTH else None
+
+
+def on_gpu(*tensors: Tensor) -> ModuleType | None:
+    """The module of Triton kernels where it can work on these tensors: contiguous ones on one CUDA device."""
+    if any(t.device.type != "cuda" or not t.is_contiguous() for t in tensors):
+        return None
+    return _gpu()
+
+
+@functools.cache
+def _cpu() -> ModuleType | None:
+    if os.environ.get("MXDEBUG_FAST") == "0" or find_spec("numba") is None:
+        return None
+    from . import cpu
+
+    return cpu
+
+
+@functools.cache
+def _gpu() -> ModuleType | None:
+    if os.environ.get("MXDEBUG_FAST") == "0" or find_spec("triton") is None:
+        return None
+    from . import gpu
+
+    return gpu
+
+
+def spread(work: Callable[[int, int], object], total: int) -> None:
+    """Call work(first, end) for parts of range(total), on as many threads as torch uses. The kernels release Python's lock."""
+    parts = min(torch.get_num_threads(), total)
+    if parts <= 1:
+        work(0, total)
+        return
+    bounds = [i * total // parts for i in range(parts + 1)]
+    for done in [_pool(parts).submit(work, a, b) for a, b in zip(bounds, bounds[1:])]:
+        done.result()
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="mxdebug")
