@@ -95,8 +95,15 @@ def _share(data: Tensor, counts: Tensor, layout: Layout, rows: int, columns: int
             return None
     except MxdebugError:
         return None
-    shares = [explained_by_means(*(layout.unpack(t, rows, columns).reshape(rows, columns) for t in (d, c.to(torch.uint8)))) for d, c in zip(data, counts)]
-    return None if any(s is None for s in shares) else sum(shares) / len(shares)
+    shares = []
+    for d, c in zip(data, counts):
+        scales, where = (layout.unpack(t, rows, columns).reshape(rows, columns) for t in (d, c.to(torch.uint8)))
+        share, left = explained_by_means(scales, where), int(where.sum()) - int(where.any(0).sum()) - int(where.any(1).sum())
+        if share is None or left < 1:
+            return None
+        # As many means as there are rows and columns with scales explain so much by themselves, in a wrong layout more than in the right one.
+        shares.append(1 - (1 - share) * (int(where.sum()) - 1) / left)
+    return sum(shares) / len(shares)
 
 
 def _bytes(contract: Contract, key: str, given: Given) -> Tensor:
