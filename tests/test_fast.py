@@ -1,0 +1,111 @@
+"""Every compiled kernel gives the bytes that torch gives, on every format, codec, dtype and layout; and without numba everything works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mxdebug import MxdebugError, fast
+from mxdebug.formats import E4M3_SCALE, E8M0, E8M0_SM90, FORMATS, MXFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor
+from mxdebug.layouts import LAYOUTS, MISTAKEN_128x4
+from mxdebug.scan import measure
+
+numba = pytest.mark.skipif(fast._cpu() is None, reason="numba is not installed")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+@contextmanager
+def compiled(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> Iterator[None]:
+    """Kernels for tensors of any size, or for none."""
+    with monkeypatch.context() as m:
+        m.setattr(fast, "WORTH", 0 if wanted else 1 << 62)
+        m.setattr(fast, "PART", 0)
+        yield
+
+
+def both(monkeypatch: pytest.MonkeyPatch, work) -> tuple[Tensor, Tensor]:
+    with compiled(monkeypatch, True):
+        got = work()
+    with compiled(monkeypatch, False):
+        return got, work()
+
+
+@numba
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("codec", [E8M0, E8M0_SM90, E4M3_SCALE, S0E5M3, S0E5M3_MARLIN], ids=lambda c: c.name)
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_dequantise(monkeypatch: pytest.MonkeyPatch, fmt, codec, dtype: torch.dtype) -> None:
+    """All 65,536 pairs of a scale and a payload byte, NaN with its bits; a global scale for all, for each expert, for each row."""
+    payload = torch.arange(256, dtype=torch.uint8).repeat(2, 256, fmt.block // 16 or 1)
+    columns = payload.shape[-1] * (2 if fmt.packed else 1)
+    scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(2, 256, columns // fmt.block).contiguous()
+    for g in (torch.tensor(0.0037), torch.tensor([0.71, 3.0e5]), torch.rand(2, 256)) if fmt.outer else (None,):
+        t = BlockTensor(payload, scales, fmt, g)
+        got, want = both(monkeypatch, lambda: t.dequantise(dtype, codec))
+        assert got.dtype == dtype and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+@numba
+def test_dequantise_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    t = BlockTensor(drawn(4, 64), drawn(4, 4, seed=1), MXFP4)
+    for wanted in (True, False):
+        out = torch.zeros(4, 128, dtype=torch.bfloat16)
+        with compiled(monkeypatch, wanted):
+            assert t.dequantise(torch.bfloat16, out=out) is out
+        assert torch.equal(out.view(torch.uint8), t.dequantise(torch.bfloat16).view(torch.uint8))
+    with pytest.raises(MxdebugError, match="out: expected contiguous torch.float32"):
+        t.dequantise(out=out)
+
+
+@numba
+@pytest.mark.parametrize("layout", [*LAYOUTS.values(), MISTAKEN_128x4], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("shape", [(3, 384, 160), (2, 2, 192, 352), (1, 256, 96), (100, 6)])
+def test_layouts(monkeypatch: pytest.MonkeyPatch, layout, shape: tuple[int, ...]) -> None:
+    logical = drawn(*shape)
+    try:
+        layout.padded(*shape[-2:])
+    except MxdebugError:
+        pytest.skip("a layout that does not pad")
+    got, want = both(monkeypatch, lambda: layout.pack(logical))
+    assert torch.equal(got, want)
+    got, want = both(monkeypatch, lambda: layout.unpack(want, *shape[-2:]))
+    assert torch.equal(got, want) and torch.equal(got, logical)
+
+
+@numba
+@pytest.mark.parametrize("rows, columns", [(7, 8), (64, 1928), (1000, 160)])
+def test_counts(rows: int, columns: int) -> None:
+    from mxdebug.fast import cpu
+
+    payload, scale = drawn(rows, columns).numpy(), drawn(rows, columns // 8, seed=1).numpy() % 3
+    payload[1], payload[2, :8], scale[2, 0], payload[3, :16], scale[3, 0] = 0x80, 0x88, 0, 0, 0
+    flat = torch.from_numpy(payload).flatten()
+    for packed, count in ((True, cpu.count_codes), (False, cpu.count_bytes)):
+        assert np.array_equal(count(flat.numpy()), measure._count_payload(flat, packed, None))
+        task = measure.Task("w", 1, None, None, rows, packed, 8, 0)
+        assert measure._zeros(payload, scale, task, cpu) == measure._zeros(payload, scale, task, None)
+        assert measure._zeros(payload, None, task, cpu) == measure._zeros(payload, None, task, None)
+
+
+def test_without_numba_everything_is_torch() -> None:
+    code = """
+import sys
+sys.modules["numba"] = None
+from mxdebug import fast
+from mxdebug.formats import MXFP4, BlockTensor
+import torch
+fast.WORTH = 0
+t = BlockTensor(torch.zeros(4, 64, dtype=torch.uint8), torch.full((4, 4), 127, dtype=torch.uint8), MXFP4)
+assert fast.on_cpu(t.payload) is None and not t.dequantise().any()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
