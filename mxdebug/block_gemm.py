@@ -7,10 +7,14 @@ import functools
 import torch
 from torch import Tensor
 
+from . import fast
 from .formats import BlockTensor, ElementCodec, ScaleCodec, words
 
 _SUMS = 1 << 20  # sums of blocks that are held at a time: some MB, whatever the layer's size
 _BITS = 15       # bits of an activation that one float32 sum takes exactly, see `_parts`
+
+
+FEW = 8  # tokens up to which a compiled loop over rows beats a BLAS on dequantised weights
 
 
 def block_gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec) -> Tensor:
@@ -20,6 +24,8 @@ def block_gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec) -> Tensor:
     power of two, and added to the float32 total in the order of K.
     """
     block = weight.format.block
+    if (compiled := fast.on_cpu(weight.payload, weight.scales, x)) is not None and 0 < x.shape[0] <= FEW:
+        return compiled.block_gemm(x.double(), weight.payload, weight.scales, byte_values(weight.format.element), scale.table())
     blocks = x.unflatten(-1, (-1, block)).transpose(0, 1)  # [blocks, T, block]
     parts = _parts(blocks.float()) if weight.format.packed and x.device.type == "cpu" and x.dtype != torch.float64 else None
     rows = max(32, _SUMS // (blocks.shape[0] * max(1, x.shape[0])))
@@ -39,6 +45,13 @@ def block_gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec) -> Tensor:
             total = total + sums[b]
         out.append(total)
     return torch.cat(out, dim=1)
+
+
+@functools.cache
+def byte_values(element: ElementCodec) -> Tensor:
+    """float64 [256, elements of a byte]: what the codes in each payload byte stand for."""
+    table = element.table().double()
+    return table[:, None] if element.bits == 8 else torch.stack([table.repeat(16), table.repeat_interleave(16)], dim=-1)
 
 
 def cut(x: Tensor) -> Tensor:

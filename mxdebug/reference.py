@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from . import mufu
-from .block_gemm import block_gemm
+from . import fast
+from .block_gemm import FEW, block_gemm, byte_values
 from .errors import MxdebugError
 from .formats import BlockTensor, ScaleCodec
 from .requantise import Quantiser
@@ -333,12 +334,20 @@ def _gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec | None, r: Roundings
         alpha = weight.global_scale if weight.global_scale is not None and r != EXACT else None
         if alpha is not None:  # kernels scale the sum, not the weights
             weight = replace(weight, global_scale=torch.ones_like(alpha))
-        y = (x.double() @ weight.dequantise(torch.float64, scale).T).to(compute)
+        y = _product(x, weight, scale or weight.format.scale).to(compute)
         return _store(y if alpha is None else y * alpha.to(compute), stored)
     if r.accumulate != weight.format.block or weight.format.outer:
         raise MxdebugError("Roundings.accumulate", f"the block {weight.format.block} of {weight.format.name}",
                            str(r.accumulate), "its outer scale is no power of two" if weight.format.outer else "")
     return _store(block_gemm(x, weight, scale or weight.format.scale).to(compute), stored)
+
+
+def _product(x: Tensor, weight: BlockTensor, scale: ScaleCodec) -> Tensor:
+    """x [T, K] @ weight [N, K] transposed, in float64."""
+    outer = 1.0 if weight.global_scale is None else weight.global_scale.float()
+    if (compiled := fast.on_cpu(weight.payload, weight.scales, x)) is not None and 0 < x.shape[0] <= FEW and (weight.global_scale is None or outer.numel() == 1):
+        return compiled.gemm(x.double(), weight.payload, weight.scales, byte_values(weight.format.element), scale.table(), float(outer))
+    return x.double() @ weight.dequantise(torch.float64, scale).T
 
 
 def _first_gemm(x: Tensor, layer: MoELayer, e: int, r: Roundings, compute: torch.dtype) -> tuple[Tensor | None, Tensor]:

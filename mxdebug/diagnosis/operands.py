@@ -61,11 +61,12 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
     actual = {o.key: None if t is None else (t if o.key.endswith("bias") else o.payload(t)).reshape(experts, -1)
               for o in contract.operands if o.key in plan.forms for t in (o.get(arguments),)}
     part = source.layer.part(source.parallel)
+    logical = logical_operands(part)
     equal, broken, missing, unexpected, unread = [], [], [], [], []
     for key, t in actual.items():
         want = source.logical(key, rank)
         has, wants = (u is not None and (not key.endswith("bias") or bool(u.any())) for u in (t, want))
-        if want is not None and t is not None and _equal(key, t, plan, part):
+        if want is not None and t is not None and _equal(t, logical[key], plan.forms[key]):
             equal.append(key)
         elif key == "w2_bias" and contract.parallel(arguments).tp_rank != 0:
             unread += [key] if has or wants else []  # vLLM itself fills it with zeros there
@@ -142,8 +143,7 @@ def _stands_there(title: str, actual: Tensor, r: Recovered, source: Source) -> t
     return f"{title}: no known change of the checkpoint gives the bytes{which}. In expert {lost[0]}{layout}, " + ", ".join(counts), bool(r.explained or placed or moved)
 
 
-def _equal(key: str, t: Tensor, plan: Plan, part: MoELayer) -> bool:
-    logical, form = logical_operands(part)[key], plan.forms[key]
+def _equal(t: Tensor, logical: Tensor, form: Form) -> bool:
     # One expert at a time: a converted layer need not be in memory a second time.
     return t.shape[0] == logical.shape[0] and all(torch.equal(t[e], form.apply(logical[e:e + 1]).reshape(-1).to(t.dtype)) for e in range(t.shape[0]))
 

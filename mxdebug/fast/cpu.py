@@ -263,3 +263,79 @@ def count_zeros(payload: np.ndarray, scales: np.ndarray, is_zero: np.ndarray, el
     found = np.zeros(2, dtype=np.int64)
     _zeros(payload.view(np.uint64), scales, is_zero, np.uint64(element), found)
     return int(found[0]), int(found[1])
+
+
+# -- products -----------------------------------------------------------------------------------------------------------
+
+
+# Sums of one block's products are exact in float64, so that the compiler may add them in any order. The totals are added as they are written.
+@njit(nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract"})
+def _dot(x: np.ndarray, w: np.ndarray, first: int, n: int) -> float:
+    total = 0.0
+    for i in range(n):
+        total += x[first + i] * w[i]
+    return total
+
+
+@_compiled
+def _decode(payload: np.ndarray, first: int, n: int, values: np.ndarray, out: np.ndarray) -> None:
+    m = values.shape[1]
+    for i in range(n):
+        for k in range(m):
+            out[i * m + k] = values[payload[first + i], k]
+
+
+@_compiled
+def _block_gemm(x: np.ndarray, payload: np.ndarray, scales: np.ndarray, values: np.ndarray, codec: np.ndarray, out: np.ndarray, first: int, end: int) -> None:
+    blocks, tokens = scales.shape[1], len(x)
+    each = payload.shape[1] // blocks
+    n = each * values.shape[1]
+    w, total = np.empty(n), np.empty(tokens, dtype=np.float32)
+    exact = np.empty(1)
+    bits, upper = exact.view(np.uint64), ~np.uint64((1 << 29) - 1)
+    for row in range(first, end):
+        total[:] = 0
+        for block in range(blocks):
+            _decode(payload[row], block * each, each, values, w)
+            scale = codec[scales[row, block]]
+            for t in range(tokens):
+                exact[0] = _dot(x[t], w, block * n, n)
+                bits[0] &= upper  # towards zero: what is left fits float32
+                product = np.float32(exact[0]) * scale
+                total[t] = product if block == 0 else total[t] + product
+        out[row] = total
+
+
+def block_gemm(x: Tensor, payload: Tensor, scales: Tensor, values: Tensor, codec: Tensor) -> Tensor:
+    """float32 [T, N]: as `mxdebug.block_gemm`. x float64 [T, K], payload uint8 [N, ...], scales uint8 [N, blocks], values float64 [256, elements of a
+    byte], codec float32 [256]."""
+    out = torch.empty(len(payload), len(x), dtype=torch.float32)
+    arrays = [t.numpy() for t in (x, payload, scales, values, codec, out)]
+    spread(lambda first, end: _block_gemm(*arrays, first, end), len(payload))
+    return out.T
+
+
+@_compiled
+def _gemm(x: np.ndarray, payload: np.ndarray, scales: np.ndarray, values: np.ndarray, codec: np.ndarray, outer: float, out: np.ndarray, first: int, end: int) -> None:
+    blocks, tokens = scales.shape[1], len(x)
+    each = payload.shape[1] // blocks
+    n = each * values.shape[1]
+    w, total = np.empty(n), np.empty(tokens)
+    for row in range(first, end):
+        total[:] = 0
+        for block in range(blocks):
+            _decode(payload[row], block * each, each, values, w)
+            scale = codec[scales[row, block]]
+            for i in range(n):
+                w[i] = np.float32(np.float32(w[i]) * scale) * outer  # float32 products, as `BlockTensor.dequantise` makes them
+            for t in range(tokens):
+                total[t] += _dot(x[t], w, block * n, n)
+        out[row] = total
+
+
+def gemm(x: Tensor, payload: Tensor, scales: Tensor, values: Tensor, codec: Tensor, outer: float) -> Tensor:
+    """float64 [T, N]: x times the dequantised weight, transposed; arguments as of `block_gemm`, and the global scale."""
+    out = torch.empty(len(payload), len(x), dtype=torch.float64)
+    arrays = [t.numpy() for t in (x, payload, scales, values, codec)]
+    spread(lambda first, end: _gemm(*arrays, np.float32(outer), out.numpy(), first, end), len(payload))
+    return out.T

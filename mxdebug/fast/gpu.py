@@ -1,0 +1,106 @@
+"""Kernels for CUDA, compiled by Triton at first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..formats import BlockTensor, ScaleCodec
+
+_BLOCK = 4096  # payload bytes of one program
+
+
+@triton.jit
+def _packed(payload, scales, table, outer, out, total, part, each: tl.constexpr, has_outer: tl.constexpr, size: tl.constexpr):
+    """Two E2M1 codes a byte. each: payload bytes of a block scale; part: payload bytes of a global scale."""
+    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    there = at < total
+    byte = tl.load(payload + at, there, 0).to(tl.int32)
+    scale = tl.load(table + tl.load(scales + at // each, there, 0).to(tl.int32))
+    code = tl.join(byte & 0xF, byte >> 4)
+    magnitude = code & 7
+    # 0 to 12 in halves: the mantissa, with its leading 1 from exponent 1 on, shifted by the exponent.
+    halves = tl.where(magnitude < 2, magnitude, ((magnitude & 1) | 2) << ((magnitude >> 1) - 1))
+    value = halves.to(tl.float32) * 0.5
+    value = (value.to(tl.int32, bitcast=True) | ((code & 8) << 28)).to(tl.float32, bitcast=True)  # the sign, of zero too
+    value = value * scale[:, None]
+    if has_outer:
+        value = value * tl.load(outer + at // part, there, 0.0)[:, None]
+    place = at[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(out + place, value.to(out.dtype.element_ty), there[:, None])
+
+
+@triton.jit
+def _single(payload, scales, table, elements, outer, out, total, part, each: tl.constexpr, has_outer: tl.constexpr, size: tl.constexpr):
+    """One element a byte, by a table."""
+    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    there = at < total
+    value = tl.load(elements + tl.load(payload + at, there, 0).to(tl.int32)) * tl.load(table + tl.load(scales + at // each, there, 0).to(tl.int32))
+    if has_outer:
+        value = value * tl.load(outer + at // part, there, 0.0)
+    tl.store(out + at, value.to(out.dtype.element_ty), there)
+
+
+def dequantise(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, outer: Tensor | None, out: Tensor | None) -> Tensor:
+    """As `BlockTensor.dequantise`. outer: float32 [n], a global scale for each n-th part, or None."""
+    device, total = t.payload.device, t.payload.numel()
+    out = torch.empty(t.shape, dtype=dtype, device=device) if out is None else out
+    table, each = codec.table().to(device), t.format.block // (2 if t.format.packed else 1)
+    part, has = (total, False) if outer is None else (total // outer.numel(), True)
+    grid, scale = (triton.cdiv(total, _BLOCK),), table if outer is None else outer
+    with torch.cuda.device(device):
+        if t.format.packed:
+            _packed[grid](t.payload, t.scales, table, scale, out, total, part, each, has, _BLOCK)
+        else:
+            _single[grid](t.payload, t.scales, table, t.format.element.table().to(device), scale, out, total, part, each, has, _BLOCK)
+    return out
+
+
+@triton.jit
+def _sm90(logical, physical, total, columns, back: tl.constexpr, size: tl.constexpr):
+    """The SM90 weight interleave: a lane has eight bytes of row r and eight of row r + 8 of a tile, which make four words (fast.cpu has the fields)."""
+    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)  # the number of the four words, in physical order
+    there = at < total
+    across = columns // 16
+    column, rest = at % across, at // across
+    row, half, tile = rest % 8, rest // 8 % 2, rest // 16
+    upper = ((tile * 16 + row) * columns + column * 16 + half * 8) // 8  # in eights of bytes
+    lower = upper + columns  # eight rows on
+    lane = tl.arange(0, 4)[None, :]
+    words = physical + at[:, None] * 4 + lane
+    if back:
+        w = tl.load(words, there[:, None], 0)
+        a = ((w >> 24) & 0x80) | ((w >> 18) & 0x70) | ((w >> 12) & 0x08) | ((w >> 6) & 0x07)
+        b = ((w >> 21) & 0x80) | ((w >> 15) & 0x70) | ((w >> 9) & 0x08) | ((w >> 3) & 0x07)
+        c = ((w >> 18) & 0x80) | ((w >> 12) & 0x70) | ((w >> 6) & 0x08) | (w & 0x07)
+        d = ((w >> 23) & 0x80) | ((w >> 25) & 0x10) | ((w >> 21) & 0x60) | ((w >> 11) & 0x08) | ((w >> 13) & 0x01) | ((w >> 9) & 0x06)
+        shift = lane.to(tl.int64) * 8
+        x = tl.sum((a.to(tl.int64) << shift) | (c.to(tl.int64) << (shift + 32)), 1)
+        y = tl.sum((b.to(tl.int64) << shift) | (d.to(tl.int64) << (shift + 32)), 1)
+        tl.store(logical + upper, x, there)
+        tl.store(logical + lower, y, there)
+    else:
+        x, y = tl.load(logical + upper, there, 0)[:, None], tl.load(logical + lower, there, 0)[:, None]
+        shift = lane * 8
+        low = 0xFFFFFFFF
+        a, c = (x & low).to(tl.int32) >> shift, (x >> 32).to(tl.int32) >> shift
+        b, d = (y & low).to(tl.int32) >> shift, (y >> 32).to(tl.int32) >> shift
+        w = ((a & 0x80) << 24) | ((a & 0x70) << 18) | ((a & 0x08) << 12) | ((a & 0x07) << 6)
+        w |= ((b & 0x80) << 21) | ((b & 0x70) << 15) | ((b & 0x08) << 9) | ((b & 0x07) << 3)
+        w |= ((c & 0x80) << 18) | ((c & 0x70) << 12) | ((c & 0x08) << 6) | (c & 0x07)
+        w |= ((d & 0x80) << 23) | ((d & 0x10) << 25) | ((d & 0x60) << 21) | ((d & 0x08) << 11) | ((d & 0x01) << 13) | ((d & 0x06) << 9)
+        tl.store(words, w, there[:, None])
+
+
+def sm90_weights(flat: Tensor, rows: int, columns: int, back: bool) -> Tensor:
+    """As `fast.cpu.sm90_weights`."""
+    out, total = torch.empty_like(flat), flat.numel() // 16
+    logical, physical = (out, flat) if back else (flat, out)
+    with torch.cuda.device(flat.device):
+        _sm90[(triton.cdiv(total, 256),)](logical.view(-1).view(torch.int64), physical.view(-1).view(torch.int32), total, columns, back, 256)
+    return out
