@@ -298,6 +298,7 @@ def test_scales_of_zero_are_no_order(r: Recipe) -> None:
     s = FAULTS["x-scales-zero"].injected(right(r.path, r.checkpoint))
     d = diagnosed(s, *s.build())
     assert [(f.id, f.strength) for f in d.findings] == [("x-scales-zero", "suspected")] and "the first is token 0, block 2" in d.findings[0].evidence, str(d)
+    assert d.verdict == "undecided" and "suspected, no more: activation scales are 0" in d.summary, str(d)
 
 
 @pytest.mark.parametrize("r", ONE)

@@ -282,8 +282,10 @@ def _verdict(call: Call, findings: list[Finding], unexplained: list[str], foreig
         return UNEXPLAINED, none_known + contradicts + besides
     if kernel and not kernel.follows and not kernel.findings:
         return UNEXPLAINED, _follows_not(kernel) + besides
-    if findings:
+    if findings and not all(f.strength == SUSPECTED for f in findings):
         return WRONG, _titles(findings)
+    if findings:
+        return UNDECIDED, (f"{_NO_OUTPUT}, and" if kernel is None else "the kernel computed what it was given, and") + f" nothing is proved wrong; suspected, no more: {_titles(findings)}"
     if kernel is None:
         return UNDECIDED, f"operands and parameters are the checkpoint's; {_NO_OUTPUT}"
     some = "the output follows" if kernel.tokens.numel() == kernel.total else f"the output of the {kernel.tokens.numel()} of {kernel.total} tokens looked at follows"
