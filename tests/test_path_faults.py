@@ -14,8 +14,9 @@ from making import call_of, made_layer
 from torch import Tensor
 
 from mxdebug.checkpoints import CheckpointLayer
-from mxdebug.diagnosis import PROVED, Diagnosis, diagnose
+from mxdebug.diagnosis import CONSISTENT, PROVED, SUSPECTED, Diagnosis, diagnose
 from mxdebug.diagnosis.outputs import follows
+from mxdebug.diagnosis.weights import diagnose_weights
 from mxdebug.errors import MxdebugError
 from mxdebug.faults import (CALL_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, PARAMETER_FAULTS, SCALAR_FAULTS, SCALARS, Fault, Situation)
 from mxdebug.layouts import GATE_UP, INTERLEAVED
@@ -169,6 +170,22 @@ def test_global_scale_faults_are_named(r: Recipe) -> None:
                 if check(s, f, (key,)):
                     named.add(f.id)
     assert named >= {f.id for f in SCALAR_FAULTS} - {"global-of-other-half"}
+
+
+def test_tokens_that_were_quantised_with_another_scale_are_named() -> None:
+    """The kernel does not read quant_scales[0] for quantised activations: this number is all that is left of what the caller did."""
+    s = right("nvfp4/FLASHINFER_CUTLASS", "ModelOpt NVFP4")
+    made = s.plan.scalars(s.layer)
+    for factor, want, strength in ((0.5, "global-other", CONSISTENT), (1 / made["a1_gscale"] ** 2, "global-inverted", CONSISTENT), (0.0, "global-not-loaded", SUSPECTED)):
+        a1 = made["a1_gscale"] * factor
+        plan = replace(s.plan, scalars=lambda layer: {**made, "a1_gscale": a1, "x_gscale": a1[0]})
+        d = diagnosed(s, *replace(s, plan=plan).build())
+        assert [(f.id, f.strength, f.where) for f in d.findings] == [(want, strength, "1 / w13 input scale")], str(d)
+        assert d.verdict == ("undecided" if strength == SUSPECTED else "wrong")
+        assert (d.findings[0].effect or 0) > 0.3 and d.truth.relative_l2 > 2 * d.floor.relative_l2 if strength == CONSISTENT else d.findings[0].effect is None
+        weights = {k: t for k, t in {**s.operands(), "a1_gscale": a1}.items() if t is not None and k != "x_gscale"}
+        chosen = CheckpointLayer(0, "ModelOpt NVFP4", s.layer, GATE_UP, {}, {}, frozenset())
+        assert [f.id for f in diagnose_weights(weights, s.recipe.path, chosen).findings] == [want]
 
 
 @pytest.mark.parametrize("r", ONE)

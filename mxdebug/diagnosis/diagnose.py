@@ -18,7 +18,7 @@ from ..contracts import Contract, LinearContract, Seen, find, find_linear
 from ..contracts.activation import read_activation
 from ..errors import MxdebugError
 from ..exchange import ScaleFinding
-from ..faults import FAULTS, INPUT_FAULTS
+from ..faults import FAULTS, INPUT_FAULTS, QUANTISED_WITH
 from ..metrics import compare
 from ..recipes import Plan, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
@@ -226,8 +226,11 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     router = base.router
     if any(f.id == "router-squared" for f in findings):
         router = router.sqrt()
-    right = args if asked_right else plan.call(_convert(plan, part, given.touched(tokens)), part.activation, contract.activations_of(args), base.experts, router, stated)
-    truly = exact(replace(base, router=router), plan, part, parallel, tokens)
+    x, gscale = contract.activations_of(args), global_scales.quantised_with(given, findings)
+    if gscale is not None:
+        x = plan.quantise(x.dequantise() / gscale, plan.scalars(part))
+    right = args if asked_right else plan.call(_convert(plan, part, given.touched(tokens)), part.activation, x, base.experts, router, stated)
+    truly = exact(replace(base, router=router), plan, part, parallel, tokens, gscale)
     passed = kernel.trace if kernel else given.see(tokens).trace(keep=True)
     right_trace = passed if asked_right else contract.see(right, tokens=tokens).trace(keep=True)
     floor = compare(right_trace.output.double()[:, : part.hidden], truly.output.double())
@@ -337,10 +340,13 @@ def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor
     return {**out, **plan.scalars(part)}  # maxima are those of all experts
 
 
-def exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
-    """What the checkpoint means for these tokens: the formats' own scale codec, no intermediate rounding."""
+def exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Tensor, gscale: Tensor | None = None) -> Trace:
+    """What the checkpoint means for these tokens: the formats' own scale codec, no intermediate rounding.
+
+    gscale: what NVFP4 activations were multiplied with before quantisation, where it is not what the checkpoint says.
+    """
     x = seen.x[tokens][:, : part.hidden].double()
-    if (gscale := plan.scalars(part).get("x_gscale")) is not None:
+    if gscale is not None or (gscale := plan.scalars(part).get("x_gscale")) is not None:
         x = x / gscale.double()  # codes and block scales alone leave the global scale out
     return forward(x, seen.experts[tokens], seen.router[tokens], replace(part, scale=None), parallel=parallel, roundings=EXACT, compute=torch.float64)
 
@@ -355,6 +361,10 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
     if f.effect is not None or f.fault in INPUT_FAULTS:  # what comes in wrongly has no right call beside it
         return f
     mixed, struck = dict(right), f.where.split(", ")
+    if any(o.key == QUANTISED_WITH and o.title in struck for o in contract.inputs):
+        if f.id == "global-not-loaded" and len(struck) == 1:
+            return f  # no number with which the right activations could be told
+        struck += [contract.operand(k).title for k in ("x", "x_scale")]  # the kernel does not read the number, but what was quantised with it
     for o in (*contract.operands, *contract.inputs):
         if o.title in struck or o.argument in struck:
             if (f.id, o.key) in alone:
