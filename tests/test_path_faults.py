@@ -269,7 +269,22 @@ def test_order_of_activation_scales_is_named(id: str, tokens: int, strength: str
     s = FAULTS[id].injected(right(*SWIZZLED, True, TWO_RANKS, tokens))
     d = completed(s)
     assert [(f.id, f.strength) for f in d.findings] == [(id, strength)] and words in d.findings[0].evidence, str(d)
-    assert d.verdict == "wrong"
+    assert d.verdict == "wrong" and ": proved by" not in d.findings[0].evidence, str(d)
+
+
+@pytest.mark.parametrize("p", [Parallel(), TWO_RANKS])
+def test_linear_scales_in_a_buffer_for_swizzled_ones(p: Parallel) -> None:
+    """The size is right then: that no rank swizzled them shows in the zeros. With one rank no exchange is accused; bytes in no order are called just that."""
+    s = right(*SWIZZLED, True, p, 6)
+    arguments, _ = s.build()
+    scales, linear = arguments["input_sf"], torch.zeros(128, 16, dtype=torch.uint8)
+    linear[:6] = s.recipe.contract.activations_of(arguments).scales
+    for buffer, id, words in ((linear, "x-scales-linear", "linear at the start of a buffer for 128x4"), (scales.flatten().roll(1), "x-scales-zero", "no known order")):
+        if id == "x-scales-zero" and p is TWO_RANKS:
+            continue  # there it could be the ranks' own swizzles
+        made = {**arguments, "input_sf": buffer.reshape(scales.shape)}
+        d = diagnosed(s, made, s.recipe.contract.emulate(made))
+        assert [(f.id, f.strength) for f in d.findings] == [(id, CONSISTENT)] and words in d.findings[0].evidence and d.verdict == "wrong", str(d)
 
 
 def test_kernel_that_reads_linear_scales_is_handed_swizzled_ones() -> None:
