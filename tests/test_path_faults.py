@@ -188,6 +188,16 @@ def test_tokens_that_were_quantised_with_another_scale_are_named() -> None:
         assert [f.id for f in diagnose_weights(weights, s.recipe.path, chosen).findings] == [want]
 
 
+@pytest.mark.parametrize("keys", [None, ("w13_alpha",)])
+def test_scale_that_was_never_loaded_is_not_blamed_on_limit_and_beta(keys: tuple[str, ...] | None) -> None:
+    """TRT-LLM takes both divided by w13 alpha: where that is 0 they cannot be told, and only the scale is wrong."""
+    s = right("nvfp4/FLASHINFER_TRTLLM", "ModelOpt NVFP4")
+    d = diagnosed(s, *FAULTS["global-not-loaded"].injected(s, keys).build())
+    assert [f.id for f in d.findings] == ["global-not-loaded"], str(d)
+    made = FAULTS["swiglu-limit-changed"].injected(FAULTS["global-not-loaded"].injected(s, keys))
+    assert {f.id for f in diagnosed(s, *made.build()).findings} == {"global-not-loaded", "swiglu-limit-changed"}  # the other experts' limit is still compared
+
+
 @pytest.mark.parametrize("r", ONE)
 def test_call_and_parameter_faults_are_named(r: Recipe) -> None:
     s = right(r.path, r.checkpoint)

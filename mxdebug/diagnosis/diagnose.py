@@ -210,10 +210,11 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     _check_fit((here, base.layer.intermediate, base.layer.hidden), part, plan, chosen, parallel)
     facts = (*facts, ("layer", f"{chosen.index} of a {chosen.kind} checkpoint: {layer.experts} experts, hidden {layer.hidden}, intermediate "
                       f"{layer.intermediate}, rows {chosen.rows.name}" + _position(parallel, here)))
-    source = Source(layer, parallel)
+    source, alpha = Source(layer, parallel), contract.get("w13_alpha", args)
+    scaled = None if alpha is None else global_scales.positive(alpha.float().reshape(-1))
     evidence = operands.examine(contract, plan, source, args)
     findings = [*evidence.findings, *global_scales.examine(given, plan, _meant(evidence.findings, part), _other_ranks(plan, layer, parallel)),
-                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance), *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
+                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance, scaled), *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
     if any(f.id == "ep-rank" for f in findings):  # one mistake: then the global scales are that rank's too
         findings = [f for f in findings if f.id != "global-of-another-rank"]
     if {"w13", "w2"} <= evidence.foreign:

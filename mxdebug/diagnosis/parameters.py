@@ -18,10 +18,11 @@ _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": float("inf")}
 _CLASS = {"silu": "swiglu"}  # one formula: silu is swiglu with alpha 1, beta 0 and no limit
 
 
-def examine_activation(contract: Contract, passed: Activation, wanted: Activation, provenance: Mapping[str, str]) -> list[Finding]:
+def examine_activation(contract: Contract, passed: Activation, wanted: Activation, provenance: Mapping[str, str], scaled: Tensor | None = None) -> list[Finding]:
     """Compare the activation that the call selects with the checkpoint's, parameter by parameter.
 
     TRT-LLM's limit and beta were divided by a scale and are multiplied again here, which may cost an ulp or two.
+    scaled  bool [experts]: where that scale is a positive number; elsewhere nothing can be said of them, and the scale has a finding of its own
     """
     if (passed.kind, wanted.kind) == ("gelu", "gelu_tanh"):
         return [Finding(FAULTS["gelu-tanh-as-erf"], PROVED, "activation_type", f"the call computes {passed.kind} (erf), the checkpoint means {wanted.kind} ({provenance.get('activation', 'config.json')})")]
@@ -30,7 +31,8 @@ def examine_activation(contract: Contract, passed: Activation, wanted: Activatio
     out = []
     for name, neutral in _NEUTRAL.items():
         want, got = getattr(wanted, name), getattr(passed, name)
-        if _same(want, got, neutral, contract.clamps_before_scaling):
+        told = scaled if contract.clamps_before_scaling and name != "alpha" else None
+        if _same(want, got, neutral, contract.clamps_before_scaling, told):
             continue
         source = provenance.get(name, "config.json")
         if want is None:
@@ -42,11 +44,13 @@ def examine_activation(contract: Contract, passed: Activation, wanted: Activatio
     return out
 
 
-def _same(want: Tensor | None, got: Tensor | None, neutral: float, folded: bool) -> bool:
+def _same(want: Tensor | None, got: Tensor | None, neutral: float, folded: bool, told: Tensor | None) -> bool:
     if want is None and got is None:
         return True
     n = (want if want is not None else got).shape[0]
     a, b = (torch.full((n,), neutral) if t is None else t.float().cpu() for t in (want, got))
+    if told is not None and a.shape == b.shape == told.shape:
+        a, b = a[told], b[told]
     return a.shape == b.shape and (torch.allclose(a, b, rtol=2.0**-22, atol=0.0) if folded else torch.equal(a, b))
 
 

@@ -17,6 +17,11 @@ from .given import Given
 RELATIVE = 2.0**-20  # products of a few float32 numbers, in another order
 
 
+def positive(scales: Tensor) -> Tensor:
+    """bool, of the same shape: where global scales are positive finite numbers, and no subnormal ones."""
+    return torch.isfinite(scales) & (scales >= torch.finfo(torch.float32).tiny)
+
+
 def not_loaded(given: Given) -> list[Finding]:
     """Global scales that are no positive finite numbers: no checkpoint is needed to see it."""
     out = []
@@ -25,7 +30,7 @@ def not_loaded(given: Given) -> list[Finding]:
         if got is None:
             continue
         got = got.float().reshape(-1)
-        bad = ~(torch.isfinite(got) & (got >= torch.finfo(torch.float32).tiny))
+        bad = ~positive(got)
         if bad.any():
             e = int(bad.nonzero()[0])
             out.append(Finding(FAULTS["global-not-loaded"], SUSPECTED if key == QUANTISED_WITH else PROVED, given.contract.operand(key).title,
