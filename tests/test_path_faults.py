@@ -188,6 +188,22 @@ def test_tokens_that_were_quantised_with_another_scale_are_named() -> None:
         assert [f.id for f in diagnose_weights(weights, s.recipe.path, chosen).findings] == [want]
 
 
+@pytest.mark.parametrize("r", [p for p in ONE if "nvfp4" in p.values[0].path])
+def test_experts_that_changed_places_with_all_that_is_theirs(r: Recipe) -> None:
+    """Operands and global scales alike: one fault. Scales that are neither the checkpoint's nor those experts' are another."""
+    s = right(r.path, r.checkpoint)
+    order, made = [0, 2, 1], s.plan.scalars(s.layer)
+    plan = s.plan
+    for key in plan.forms:
+        plan = plan.edit(key, experts=tuple(order))
+    for factor, want in ((1.0, {"experts-rolled"}), (1.5, {"experts-rolled", "global-other"})):
+        scalars = {k: t if not t.dim() else t[order] * (factor if k == "w2_alpha" else 1.0) for k, t in made.items()}
+        d = diagnosed(s, *replace(s, plan=replace(plan, scalars=lambda layer: scalars)).build())
+        assert {f.id for f in d.findings} == want and "w13 alpha" in d.finding("experts-rolled").where, str(d)
+        assert "the numbers of the experts that stand here" in d.finding("experts-rolled").evidence
+    assert d.finding("global-other").where == "w2 alpha"
+
+
 @pytest.mark.parametrize("keys", [None, ("w13_alpha",)])
 def test_scale_that_was_never_loaded_is_not_blamed_on_limit_and_beta(keys: tuple[str, ...] | None) -> None:
     """TRT-LLM takes both divided by w13 alpha: where that is 0 they cannot be told, and only the scale is wrong."""

@@ -213,7 +213,8 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     source, alpha = Source(layer, parallel), contract.get("w13_alpha", args)
     scaled = None if alpha is None else global_scales.positive(alpha.float().reshape(-1))
     evidence = operands.examine(contract, plan, source, args)
-    findings = [*evidence.findings, *global_scales.examine(given, plan, _meant(evidence.findings, part), _other_ranks(plan, layer, parallel)),
+    scalars = global_scales.examine(given, plan, _meant(evidence.findings, part), _other_ranks(plan, layer, parallel), _moved(plan, layer, parallel, evidence))
+    findings = [*global_scales.joined([*evidence.findings, *scalars]),
                 *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance, scaled), *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
     if any(f.id == "ep-rank" for f in findings):  # one mistake: then the global scales are that rank's too
         findings = [f for f in findings if f.id != "global-of-another-rank"]
@@ -321,6 +322,13 @@ def _other_ranks(plan: Plan, layer: MoELayer, p: Parallel) -> list[Mapping[str, 
     if layer.up.global_scale is None:
         return []
     return [plan.scalars(layer.part(Parallel(p.tp_size, p.tp_rank, p.ep_size, rank))) for rank in range(p.ep_size) if rank != p.ep_rank]
+
+
+def _moved(plan: Plan, layer: MoELayer, p: Parallel, evidence: operands.OperandEvidence) -> Mapping[str, Tensor] | None:
+    """The global scales of the experts that stand here, where they stand in another order."""
+    if evidence.experts is None or layer.up.global_scale is None or not any(f.id == "experts-rolled" for f in evidence.findings):
+        return None
+    return plan.scalars(layer.part(Parallel(p.tp_size, p.tp_rank)).take(list(evidence.experts)))
 
 
 def _meant(findings: tuple[Finding, ...], part: MoELayer) -> MoELayer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,19 +36,22 @@ def not_loaded(given: Given) -> list[Finding]:
             e = int(bad.nonzero()[0])
             out.append(Finding(FAULTS["global-not-loaded"], SUSPECTED if key == QUANTISED_WITH else PROVED, given.contract.operand(key).title,
                                f"{given.contract.operand(key).argument}: {int(bad.sum())} of {len(got)} are no positive number, the first is expert {e}'s: {got[e]:g}"))
-    return _joined(out)
+    return joined(out)
 
 
-def examine(given: Given, plan: Plan, part: MoELayer, others: Sequence[Mapping[str, Tensor]] = ()) -> list[Finding]:
-    """Compare every global scale that is passed. Nothing where the format has none. others: what other ranks would be passed."""
+def examine(given: Given, plan: Plan, part: MoELayer, others: Sequence[Mapping[str, Tensor]] = (), moved: Mapping[str, Tensor] | None = None) -> list[Finding]:
+    """Compare every global scale that is passed. Nothing where the format has none.
+
+    others: what other ranks would be passed; moved: what belongs to the experts that stand here, where all operands have them in another order
+    """
     right = plan.scalars(part)
     lost = not_loaded(given)
     seen = {title for f in lost for title in f.where.split(", ")}
-    out = [*lost, *(f for key in (*SCALARS, QUANTISED_WITH) if key in right and (f := _one(given, key, right, part, others)) is not None and f.where not in seen)]
+    out = [*lost, *(f for key in (*SCALARS, QUANTISED_WITH) if key in right and (f := _one(given, key, right, part, others, moved)) is not None and f.where not in seen)]
     if part.gate is not None and part.gate.global_scale is not None and not torch.equal(part.gate.global_scale, part.up.global_scale):
         ratio = (part.up.global_scale.float() / part.gate.global_scale.float())
         out.append(Finding(FAULTS["global-shared-by-halves"], PROVED, "checkpoint", f"w3's global scale is {_range(ratio)} times w1's, which both are read with"))
-    return _joined(out)
+    return joined(out)
 
 
 def quantised_with(given: Given, findings: Sequence[Finding]) -> Tensor | None:
@@ -58,7 +62,8 @@ def quantised_with(given: Given, findings: Sequence[Finding]) -> Tensor | None:
     return operand.get(given.arguments).float().reshape(-1)[0]
 
 
-def _one(given: Given, key: str, right: dict[str, Tensor], part: MoELayer, others: Sequence[Mapping[str, Tensor]]) -> Finding | None:
+def _one(given: Given, key: str, right: dict[str, Tensor], part: MoELayer, others: Sequence[Mapping[str, Tensor]],
+         moved: Mapping[str, Tensor] | None) -> Finding | None:
     contract: Contract = given.contract
     passed = contract.get(key, given.arguments)
     if passed is None:
@@ -68,6 +73,8 @@ def _one(given: Given, key: str, right: dict[str, Tensor], part: MoELayer, other
         got, want = got[:1], want[:1]
     if torch.allclose(got, want, rtol=RELATIVE, atol=0.0):
         return None
+    if moved is not None and torch.allclose(got, moved[key][: got.numel()], rtol=RELATIVE, atol=0.0):
+        return Finding(FAULTS["experts-rolled"], PROVED, contract.operand(key).title, f"{contract.operand(key).argument}: the numbers of the experts that stand here")
     names: list[Fault] = []
     twin = "a2_gscale" if key == QUANTISED_WITH else key  # what strikes one factor before a quantisation strikes the other
     for fault in SCALAR_FAULTS:
@@ -89,13 +96,13 @@ def _one(given: Given, key: str, right: dict[str, Tensor], part: MoELayer, other
 _CALLERS = "the kernel does not read it for activations that are quantised already, but if the caller quantised them with it"
 
 
-def _joined(findings: list[Finding]) -> list[Finding]:
-    """Scalars that share a fault share a finding."""
+def joined(findings: list[Finding]) -> list[Finding]:
+    """Findings of one fault as one: scalars that share it, or that go with operands."""
     out: dict[str, Finding] = {}
     for f in findings:
         old = out.get(f.id)
         strength = f.strength if old is None or f.strength == old.strength else PROVED
-        out[f.id] = f if old is None else Finding(f.fault, strength, f"{old.where}, {f.where}", f"{old.evidence}; {f.evidence}")
+        out[f.id] = f if old is None else replace(old, strength=strength, where=f"{old.where}, {f.where}", evidence=f"{old.evidence}; {f.evidence}")
     return list(out.values())
 
 
