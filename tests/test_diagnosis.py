@@ -34,7 +34,7 @@ from mxdebug.faults import FAULTS
 from mxdebug.formats import BlockTensor
 from mxdebug.layouts import SM90_WEIGHT_INTERLEAVE
 from mxdebug.metrics import compare
-from mxdebug.recipes import PAD_END
+from mxdebug.recipes import E8M0_SHIFTED, PAD_END
 from mxdebug.reference import Activation, MoELayer, Parallel
 from mxdebug.views.html import render as html
 
@@ -556,6 +556,13 @@ def test_one_mistake_is_likelier_than_two() -> None:
     d = diagnosed("gptoss-tp1", s)
     assert found(d) == {"scales-8x4": ("w13_scale", "w2_scale")} and d.findings[0].strength == PROVED
     assert any("w2 block scales: at this size the same bytes as linear" in line for line in d.open)
+
+
+def test_scales_that_are_off_say_by_how_much() -> None:
+    s = situation("gptoss", few=True)
+    d = diagnosed("gptoss", s.edit(("w13_scale",), lambda form: {"values": E8M0_SHIFTED[2]}).edit(("w2_scale",), lambda form: {"values": E8M0_SHIFTED[-1]}))
+    assert found(d) == {"scales-off": ("w13_scale", "w2_scale")} and "off by a power of two" in d.summary
+    assert d.findings[0].evidence == "w13 block scales: bytes equal the checkpoint's scales times 2^2; w2 block scales: bytes equal the checkpoint's scales times 2^-1"
 
 
 def test_effect_of_each_fault_alone() -> None:

@@ -200,7 +200,7 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
             found, wanted = getattr(r.form, slot), getattr(r.expected, slot)
             if found != wanted:
                 id = _fault_of(slot, r.form, r.expected, key, contract).id
-                strike(id, key, f"the layout is {found.name}, every byte equals the checkpoint's in it" if id == "layout-other" else "")
+                strike(id, key, _NOTES[id].format(found.name) if id in _NOTES else "")
                 if any(getattr(form, slot) != found for form in r.alternatives if not _same_map(form, r.form)) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
         if r.made_from == CUT_FAULT.id:
@@ -226,6 +226,10 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
     alone = {(id, k): _alone(id, recovered[k], source, contract) for id, keys in struck.items() for k in keys if k in several}
     # An operand that proves a fault speaks for those that could be read otherwise too.
     return [_finding(id, keys, contract, recovered, notes.get(id, {}), unsure.get(id) == set(keys), several) for id, keys in struck.items()], alone, ambiguous
+
+
+# What a fault's title leaves open.
+_NOTES = {"layout-other": "the layout is {}, every byte equals the checkpoint's in it", "scales-off": "bytes equal the checkpoint's {}"}
 
 
 def _same_map(a: Form, b: Form) -> bool:
