@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -320,6 +322,17 @@ def test_crash_dump_of_a_right_call() -> None:
     assert d.truth.relative_l2 < 0.004 and any("no output was recorded" in line for line in d.checked)
     d = diagnose(call_of(arguments, None))
     assert d.verdict == "crash dump" and "keep the kernel's contract" in d.summary
+
+
+def test_outputs_beside_a_record_without_its_end_are_said(tmp_path: Path) -> None:
+    """They are not trusted, but who copied half of a record should hear of it."""
+    folder = Path(shutil.copytree(load(recorded.call("c02").path).source, tmp_path / "call"))
+    record = folder / "metadata.jsonl"
+    record.write_text(record.read_text().splitlines()[0])
+    for there in (True, False):
+        d = diagnose(folder, recorded.call("c02").checkpoint_path)
+        assert d.verdict == "crash dump" and any("outputs.pt is there, but the record does not say completed" in line for line in d.open) == there, str(d)
+        (folder / "outputs.pt").unlink(missing_ok=True)
 
 
 def test_crash_dump_of_a_wrong_call() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calls import Call, load
+from ..calls import Call, load, unrecorded_outputs
 from ..checkpoints import Checkpoint, CheckpointLayer, CheckpointLinear, open_checkpoint
 from ..checkpoints.settings import Routing
 from ..contracts import Contract, LinearContract, Seen, find, find_linear
@@ -57,7 +57,10 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         place = where(call, index)
         layer, tp = place.layer, tp or (place.parallel if place.parallel.tp_size > 1 else None)
     d = _diagnose(call, checkpoint, layer, engine, tp, sent, module)
-    return replace(d, open=(f"the outputs could not be read: {call.lost}", *d.open)) if call.lost else d
+    lost = f"the outputs could not be read: {call.lost}" if call.lost else ""
+    if beside := unrecorded_outputs(call):
+        lost = f"{beside} is there, but the record does not say completed: metadata.jsonl may have been cut off, or the file was; its outputs were not looked at"
+    return replace(d, open=(lost, *d.open)) if lost else d
 
 
 def _diagnose(call: Call, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None, layer: int | None, engine: str,
