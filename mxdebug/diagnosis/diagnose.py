@@ -159,14 +159,14 @@ def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: Mxde
 def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...], output: Tensor | None,
                         scales: ScaleFinding | None) -> Diagnosis:
     findings = [*_from_tokens(given), *activations.findings(given.contract, scales), *global_scales.not_loaded(given), *placement.nan_scales(given), *placement.suspect(given)]
-    need = "whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR"
+    need = ("whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR", *parameters.skipped(given.base))
     besides = f"; besides: {_titles(findings)}" if findings else ""
     if output is None and call.status == "crashed":
         return Diagnosis(CRASHED, f"{_NO_RETURN}Its arguments keep the kernel's contract{besides}", tuple(findings), facts,
-                         None, None, None, ("shapes and dtypes against the contract; router weights",), (need,))
+                         None, None, None, ("shapes and dtypes against the contract; router weights",), need)
     if output is None:
         return Diagnosis(UNDECIDED, f"{_NO_OUTPUT}, and there is no checkpoint: only the kernel's contract was checked{besides}", tuple(findings), facts,
-                         None, None, None, ("shapes and dtypes against the contract; router weights",), (need,))
+                         None, None, None, ("shapes and dtypes against the contract; router weights",), need)
     evidence = outputs.examine(given, output, most_tokens=TOKENS)
     findings = [*evidence.findings, *findings]
     if not evidence.follows and not evidence.findings:
@@ -178,7 +178,7 @@ def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], 
     else:
         verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
     return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None,
-                     (_compared(evidence), evidence.floor, "router weights; the order of block scales by statistics"), (*evidence.open, *activations.remains(scales), need), follows=evidence.follows)
+                     (_compared(evidence), evidence.floor, "router weights; the order of block scales by statistics"), (*evidence.open, *activations.remains(scales), *need), follows=evidence.follows)
 
 
 _NO_RETURN = "inputs without outputs: the call did not return. "
@@ -268,7 +268,7 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
         checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
                        "write, at a race (does the same call give the same output?)")
     open_ = [*evidence.open, *activations.remains(scales), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
-             *parameters.vacuity(contract, part, right_trace, base, part.experts)]
+             *parameters.skipped(base), *parameters.vacuity(contract, part, right_trace, base, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_),
                      evidence.states, kernel.follows if kernel else None)
 

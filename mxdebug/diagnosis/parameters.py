@@ -70,7 +70,10 @@ def examine_router(router: Tensor, argument: str = "router weights", routing: Ro
     """
     w = router.double()
     w = w[chosen.all(1)] if chosen is not None else w
-    if w.shape[1] < 2 or not w.numel() or (w < 0).any() or not torch.isfinite(w).all() or (w == 0).all(1).any():
+    if w.shape[1] < 2 or not w.numel() or (w < 0).any() or not torch.isfinite(w).all():
+        return []
+    w = w[(w != 0).any(1)]  # padding tokens have none
+    if not w.numel():
         return []
     sums, roots = w.sum(1), w.sqrt().sum(1)
     # Renormalised weights sum to 1 within their own rounding: float32, or bf16 where the router ran in it.
@@ -105,16 +108,30 @@ def examine_inputs(seen: Seen, contract: Contract, experts: int) -> list[Finding
     bad = ~torch.isfinite(x).all(1)
     if bad.any():
         out.append(Finding(FAULTS["input-not-finite"], PROVED, contract.operand("x").argument, f"NaN or inf in {int(bad.sum())} of {len(bad)} tokens, the first is token {int(bad.nonzero()[0])}"))
-    bad = (~torch.isfinite(router) | (router < 0)).any(1) | (router == 0).all(1)
+    bad = (~torch.isfinite(router) | (router < 0)).any(1)
+    if not router.any():  # of some tokens: `skipped`
+        bad = torch.ones_like(bad)
     if bad.any():
         token = int(bad.nonzero()[0])
         out.append(Finding(FAULTS["router-not-finite"], PROVED, contract.operand("router").argument, f"in {int(bad.sum())} of {len(bad)} tokens; token {token} has "
                            + ", ".join(f"{v:g}" for v in router[token].tolist()[:8])))
-    bad = (ids < 0) | (ids >= experts)
+    bad = (ids < NOBODY) | (ids >= experts)
     if bad.any():
         token = int(bad.any(1).nonzero()[0])
-        out.append(Finding(FAULTS["expert-ids"], PROVED, contract.operand("experts").argument, f"{int(bad.sum())} of {ids.numel()} ids are outside 0 to {experts - 1}; token {token} "
+        out.append(Finding(FAULTS["expert-ids"], PROVED, contract.operand("experts").argument, f"{int(bad.sum())} of {ids.numel()} ids are outside 0 to {experts - 1}, and not {NOBODY} (which skips a slot); token {token} "
                            "selects " + ", ".join(map(str, ids[token].tolist()[:8]))))
+    return out
+
+
+NOBODY = -1  # the expert id of a slot that the kernels leave out
+
+
+def skipped(seen: Seen) -> list[str]:
+    """Slots and tokens that the kernels leave out: engines mark padding and slots of other ranks so, and a router that lost its numbers may too."""
+    nobody, weightless = int((seen.experts == NOBODY).sum()), int((seen.router == 0).all(1).sum())
+    out = [f"{nobody} of {seen.experts.numel()} expert ids are {NOBODY}: the kernel leaves these slots out; right for padding and for slots of other ranks only"] if nobody else []
+    if 0 < weightless < len(seen.router):
+        out.append(f"all router weights of {weightless} of {len(seen.router)} tokens are 0, so their output is 0: right for padding only")
     return out
 
 
@@ -137,10 +154,11 @@ def vacuity(contract: Contract, layer: MoELayer, trace: Trace, seen: Seen, local
             out.append(f"{name} has 16 scale columns, where 128x4 is its own inverse: scales-linear and scales-twice are the same bytes")
     if layer.gate is not None and torch.equal(layer.gate.payload, layer.up.payload) and torch.equal(layer.gate.scales, layer.up.scales):
         out.append("gate and up rows are equal: an exchange of the halves could not show (rows-gate-up, kernel-gate-up-swapped)")
-    sums = seen.router.double().sum(1)
+    sums = seen.router[(seen.router != 0).any(1)].double().sum(1)
     if bool(((sums - 1).abs() > 1e-2).any()):
         out.append(f"router weights sum to {sums.min():.3f} to {sums.max():.3f}, not to 1: right only for a model that does not renormalise them")
-    if bool((seen.experts.sort(1).values.diff(dim=1) == 0).any()):
+    ordered = seen.experts.sort(1).values
+    if bool(((ordered.diff(dim=1) == 0) & (ordered[:, 1:] != NOBODY)).any()):
         out.append("some tokens select one expert twice")
     if seen.experts.shape[1] == 1:
         out.append("top-1 routing: a router weight of 1 applied twice could not show (router-squared, kernel-router-twice)")
