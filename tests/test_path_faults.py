@@ -188,6 +188,16 @@ def test_tokens_that_were_quantised_with_another_scale_are_named() -> None:
         assert [f.id for f in diagnose_weights(weights, s.recipe.path, chosen).findings] == [want]
 
 
+def test_an_inner_activation_that_saturates_is_said() -> None:
+    """Nothing is wrong with the call: the checkpoint's input scale of w2 is too small for these tokens."""
+    s = right("nvfp4/FLASHINFER_CUTLASS", "ModelOpt NVFP4")
+    small = Situation.right(s.recipe, replace(s.layer, w2_input_scale=s.layer.w2_input_scale / 20), s.x, s.experts, s.router)
+    for made, want in ((s, False), (small, True)):
+        d = diagnosed(made, *made.build())
+        assert d.ok and any("of the inner activation saturate" in line for line in d.open) == want, str(d)
+    assert any(f"holds {s.layer.w2_input_scale.max().item() / 20 * 2688:.3g}." in line for line in d.open) and d.floor.relative_l2 > 0.2
+
+
 @pytest.mark.parametrize("r", [p for p in ONE if "nvfp4" in p.values[0].path])
 def test_experts_that_changed_places_with_all_that_is_theirs(r: Recipe) -> None:
     """Operands and global scales alike: one fault. Scales that are neither the checkpoint's nor those experts' are another."""

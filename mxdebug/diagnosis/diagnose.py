@@ -268,7 +268,7 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
         checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
                        "write, at a race (does the same call give the same output?)")
     open_ = [*evidence.open, *activations.remains(scales), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
-             *parameters.skipped(base), *parameters.vacuity(contract, part, right_trace, base, part.experts)]
+             *parameters.clipped(right_trace, part.activation, given.touched(tokens), plan.scalars(part).get("a2_gscale")), *parameters.skipped(base), *parameters.vacuity(contract, part, right_trace, base, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_),
                      evidence.states, kernel.follows if kernel else None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ..checkpoints.settings import Routing
 from ..contracts import Contract, Seen
 from ..faults import FAULTS
+from ..formats import E4M3, NVFP4
 from ..layouts import SWIZZLE_128x4
 from ..reference import Activation, MoELayer, Trace
 from .finding import CONSISTENT, PROVED, SUSPECTED, Finding
@@ -133,6 +134,23 @@ def skipped(seen: Seen) -> list[str]:
     if 0 < weightless < len(seen.router):
         out.append(f"all router weights of {weightless} of {len(seen.router)} tokens are 0, so their output is 0: right for padding only")
     return out
+
+
+def clipped(trace: Trace, activation: Activation, experts: Sequence[int], gscale: Tensor | None) -> list[str]:
+    """Whether a right call clips the inner activation: NVFP4 takes a scale from calibration for it, and no block can be larger than that allows.
+
+    experts: which of this rank's each expert of the trace is; gscale: float32 [experts of this rank], what is multiplied before quantising
+    """
+    if gscale is None or not trace.up.numel():
+        return []
+    most = NVFP4.element.max * E4M3.max / gscale.float()
+    over, blocks, largest = 0, 0, 0.0
+    for e, expert in enumerate(experts):
+        amax = activation(*trace.of(e), expert).unflatten(-1, (-1, NVFP4.block)).abs().amax(-1)
+        over, blocks = over + int((amax > most[expert]).sum()), blocks + amax.numel()
+        largest = max(largest, amax.max().item()) if amax.numel() else largest
+    return [f"{100 * over / blocks:.2g} % of the blocks of the inner activation saturate in a right call: they reach {largest:.3g}, and the checkpoint's input scale of w2 "
+            f"holds {most.min():.3g}. That is the checkpoint's, whose calibration saw smaller ones than these tokens give, and no fault of the call"] if over else []
 
 
 def vacuity(contract: Contract, layer: MoELayer, trace: Trace, seen: Seen, local_experts: int) -> list[str]:
