@@ -358,6 +358,9 @@ def test_senders_of_nvfp4_tokens_decide_with_the_global_scale_of_call_or_checkpo
             output = torch.ones(128, made.plan.padded[1], dtype=torch.bfloat16) if output is None else output
             d = diagnose(call_of(arguments, output, function=s.recipe.contract.function), chosen, sent=[x])
             assert {f.id for f in d.findings} == want and (want or d.ok), str(d)
+            unsent = diagnose(call_of(arguments, output, function=s.recipe.contract.function), chosen)
+            said = [any("with which global scale the tokens were quantised" in line for line in t.open) for t in (d, unsent)]
+            assert want or said == [False, "TRTLLM" in path], str(unsent)
 
 
 @pytest.mark.parametrize("r", [p for p in ONE if p.values[0].contract.activations is not None])

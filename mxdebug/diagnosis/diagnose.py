@@ -228,12 +228,12 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     findings += kernel.findings if kernel else ()
 
     tokens = outputs.sample_tokens(given, TOKENS) if kernel is None else kernel.tokens
-    router = base.router
+    router, numbers = base.router, plan.scalars(part)
     if any(f.id == "router-squared" for f in findings):
         router = router.sqrt()
     x, gscale = contract.activations_of(args), global_scales.quantised_with(given, findings)
     if gscale is not None:
-        x = plan.quantise(x.dequantise() / gscale, plan.scalars(part))
+        x = plan.quantise(x.dequantise() / gscale, numbers)
     right = args if asked_right else plan.call(_convert(plan, part, given.touched(tokens)), part.activation, x, base.experts, router, stated)
     truly = exact(replace(base, router=router), plan, part, parallel, tokens, gscale)
     passed = kernel.trace if kernel else given.see(tokens).trace(keep=True)
@@ -267,8 +267,8 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     if asked_right and kernel and not kernel.follows and not kernel.findings:
         checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
                        "write, at a race (does the same call give the same output?)")
-    open_ = [*evidence.open, *activations.remains(scales), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
-             *parameters.clipped(right_trace, part.activation, given.touched(tokens), plan.scalars(part).get("a2_gscale")), *parameters.skipped(base), *parameters.vacuity(contract, part, right_trace, base, part.experts)]
+    open_ = [*evidence.open, *activations.remains(scales), *activations.untold(contract, args, scales, numbers.get("x_gscale")), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
+             *parameters.clipped(right_trace, part.activation, given.touched(tokens), numbers.get("a2_gscale")), *parameters.skipped(base), *parameters.vacuity(contract, part, right_trace, base, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_),
                      evidence.states, kernel.follows if kernel else None)
 
