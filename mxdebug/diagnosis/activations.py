@@ -123,7 +123,8 @@ def untold(contract: Contract, arguments: Mapping[str, Any], f: ScaleFinding | N
     """That a kernel is not told what NVFP4 activations were multiplied with before quantisation, and no sender said it. gscale: what the checkpoint says."""
     if gscale is None or contract.get("a1_gscale", arguments) is not None or f is not None and f.by == "senders":
         return ()
-    return (f"with which global scale the tokens were quantised is not in this call: w13 alpha takes them for multiplied with {float(gscale):.4g}; what was sent (--sent) would tell",)
+    return (f"with which global scale the tokens were quantised is not in this call: w13 alpha takes them for multiplied with {float(gscale):.4g}; "
+            "what was sent (--sent) would tell",)
 
 
 def remains(f: ScaleFinding | None) -> tuple[str, ...]:

@@ -59,7 +59,8 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     d = _diagnose(call, checkpoint, layer, engine, tp, sent, module)
     lost = f"the outputs could not be read: {call.lost}" if call.lost else ""
     if beside := unrecorded_outputs(call):
-        lost = f"{beside} is there, but the record does not say completed: metadata.jsonl may have been cut off, or the file was; its outputs were not looked at"
+        lost = (f"{beside} is there, but the record does not say completed: metadata.jsonl may have been cut off, or the file was; "
+                "its outputs were not looked at")
     return replace(d, open=(lost, *d.open)) if lost else d
 
 
@@ -218,7 +219,8 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     evidence = operands.examine(contract, plan, source, args)
     scalars = global_scales.examine(given, plan, _meant(evidence.findings, part), _other_ranks(plan, layer, parallel), _moved(plan, layer, parallel, evidence))
     findings = [*global_scales.joined([*evidence.findings, *scalars]),
-                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance, scaled), *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
+                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance, scaled),
+                *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
     if any(f.id == "ep-rank" for f in findings):  # one mistake: then the global scales are that rank's too
         findings = [f for f in findings if f.id != "global-of-another-rank"]
     if {"w13", "w2"} <= evidence.foreign:
@@ -267,8 +269,10 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     if asked_right and kernel and not kernel.follows and not kernel.findings:
         checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
                        "write, at a race (does the same call give the same output?)")
-    open_ = [*evidence.open, *activations.remains(scales), *activations.untold(contract, args, scales, numbers.get("x_gscale")), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
-             *parameters.clipped(right_trace, part.activation, given.touched(tokens), numbers.get("a2_gscale")), *parameters.skipped(base), *parameters.vacuity(contract, part, right_trace, base, part.experts)]
+    open_ = [*evidence.open, *activations.remains(scales), *activations.untold(contract, args, scales, numbers.get("x_gscale")),
+             *evidence.unexplained.values(), *(kernel.open if kernel else ()), *parameters.skipped(base),
+             *parameters.clipped(right_trace, part.activation, given.touched(tokens), numbers.get("a2_gscale")),
+             *parameters.vacuity(contract, part, right_trace, base, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_),
                      evidence.states, kernel.follows if kernel else None)
 
@@ -293,7 +297,8 @@ def _verdict(call: Call, findings: list[Finding], unexplained: list[str], foreig
     if findings and not all(f.strength == SUSPECTED for f in findings):
         return WRONG, _titles(findings)
     if findings:
-        return UNDECIDED, (f"{_NO_OUTPUT}, and" if kernel is None else "the kernel computed what it was given, and") + f" nothing is proved wrong; suspected, no more: {_titles(findings)}"
+        start = _NO_OUTPUT if kernel is None else "the kernel computed what it was given"
+        return UNDECIDED, f"{start}, and nothing is proved wrong; suspected, no more: {_titles(findings)}"
     if kernel is None:
         return UNDECIDED, f"operands and parameters are the checkpoint's; {_NO_OUTPUT}"
     some = "the output follows" if kernel.tokens.numel() == kernel.total else f"the output of the {kernel.tokens.numel()} of {kernel.total} tokens looked at follows"

@@ -130,7 +130,10 @@ NOBODY = -1  # the expert id of a slot that the kernels leave out
 def skipped(seen: Seen) -> list[str]:
     """Slots and tokens that the kernels leave out: engines mark padding and slots of other ranks so, and a router that lost its numbers may too."""
     nobody, weightless = int((seen.experts == NOBODY).sum()), int((seen.router == 0).all(1).sum())
-    out = [f"{nobody} of {seen.experts.numel()} expert ids are {NOBODY}: the kernel leaves these slots out; right for padding and for slots of other ranks only"] if nobody else []
+    out = []
+    if nobody:
+        out.append(f"{nobody} of {seen.experts.numel()} expert ids are {NOBODY}: the kernel leaves these slots out; "
+                   "right for padding and for slots of other ranks only")
     if 0 < weightless < len(seen.router):
         out.append(f"all router weights of {weightless} of {len(seen.router)} tokens are 0, so their output is 0: right for padding only")
     return out
@@ -149,8 +152,10 @@ def clipped(trace: Trace, activation: Activation, experts: Sequence[int], gscale
         amax = activation(*trace.of(e), expert).unflatten(-1, (-1, NVFP4.block)).abs().amax(-1)
         over, blocks = over + int((amax > most[expert]).sum()), blocks + amax.numel()
         largest = max(largest, amax.max().item()) if amax.numel() else largest
-    return [f"{100 * over / blocks:.2g} % of the blocks of the inner activation saturate in a right call: they reach {largest:.3g}, and the checkpoint's input scale of w2 "
-            f"holds {most.min():.3g}. That is the checkpoint's, whose calibration saw smaller ones than these tokens give, and no fault of the call"] if over else []
+    if not over:
+        return []
+    return [f"{100 * over / blocks:.2g} % of the blocks of the inner activation saturate in a right call: they reach {largest:.3g}, and the checkpoint's input "
+            f"scale of w2 holds {most.min():.3g}. That is the checkpoint's, whose calibration saw smaller ones than these tokens give, and no fault of the call"]
 
 
 def vacuity(contract: Contract, layer: MoELayer, trace: Trace, seen: Seen, local_experts: int) -> list[str]:
