@@ -256,6 +256,9 @@ def test_global_scales(r: Recipe, cpu: None) -> None:
     assert any("global-shared-by-halves" in line for line in told.open)  # w1's and w3's differ in this layer
     one = audit(lambda t: {**made(r, layer), **({"a2_gscale": right["a2_gscale"][0]} if "a2_gscale" in read else {})}, r.path, layer, checkpoint=r.checkpoint)
     assert one.ok, str(one)
+    if "a1_gscale" in read:  # read by nobody behind the quantiser, and wrong all the same
+        inverted = audit(lambda t: {**made(r, layer), "a1_gscale": 1 / right["a1_gscale"]}, r.path, layer, checkpoint=r.checkpoint)
+        assert inverted.faults == {"global-inverted": ("a1_gscale",)}
     column = audit(lambda t: {**made(r, layer), "w2_alpha": right["w2_alpha"][:, None]}, r.path, layer, checkpoint=r.checkpoint)
     assert [v.operand for v in column.wrong] == ["w2_alpha"]
 

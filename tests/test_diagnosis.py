@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +36,7 @@ from mxdebug.faults import FAULTS
 from mxdebug.formats import BlockTensor
 from mxdebug.layouts import SM90_WEIGHT_INTERLEAVE
 from mxdebug.metrics import compare
-from mxdebug.recipes import PAD_END
+from mxdebug.recipes import E8M0_SHIFTED, PAD_END
 from mxdebug.reference import Activation, MoELayer, Parallel
 from mxdebug.views.html import render as html
 
@@ -322,6 +324,17 @@ def test_crash_dump_of_a_right_call() -> None:
     assert d.verdict == "crash dump" and "keep the kernel's contract" in d.summary
 
 
+def test_outputs_beside_a_record_without_its_end_are_said(tmp_path: Path) -> None:
+    """They are not trusted, but who copied half of a record should hear of it."""
+    folder = Path(shutil.copytree(load(recorded.call("c02").path).source, tmp_path / "call"))
+    record = folder / "metadata.jsonl"
+    record.write_text(record.read_text().splitlines()[0])
+    for there in (True, False):
+        d = diagnose(folder, recorded.call("c02").checkpoint_path)
+        assert d.verdict == "crash dump" and any("outputs.pt is there, but the record does not say completed" in line for line in d.open) == there, str(d)
+        (folder / "outputs.pt").unlink(missing_ok=True)
+
+
 def test_crash_dump_of_a_wrong_call() -> None:
     arguments, _ = FAULTS["scales-linear"].injected(situation("gptoss")).build()
     d = diagnose(call_of(arguments, None), checkpoint_layer("gptoss-tiny"))
@@ -556,6 +569,13 @@ def test_one_mistake_is_likelier_than_two() -> None:
     d = diagnosed("gptoss-tp1", s)
     assert found(d) == {"scales-8x4": ("w13_scale", "w2_scale")} and d.findings[0].strength == PROVED
     assert any("w2 block scales: at this size the same bytes as linear" in line for line in d.open)
+
+
+def test_scales_that_are_off_say_by_how_much() -> None:
+    s = situation("gptoss", few=True)
+    d = diagnosed("gptoss", s.edit(("w13_scale",), lambda form: {"values": E8M0_SHIFTED[2]}).edit(("w2_scale",), lambda form: {"values": E8M0_SHIFTED[-1]}))
+    assert found(d) == {"scales-off": ("w13_scale", "w2_scale")} and "off by a power of two" in d.summary
+    assert d.findings[0].evidence == "w13 block scales: bytes equal the checkpoint's scales times 2^2; w2 block scales: bytes equal the checkpoint's scales times 2^-1"
 
 
 def test_effect_of_each_fault_alone() -> None:

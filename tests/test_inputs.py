@@ -42,7 +42,7 @@ def ids(d: Diagnosis) -> list[str]:
     ("input", put((2, 5), torch.nan), "input-not-finite"), ("input", put((0, 0), torch.inf), "input-not-finite"),
     ("token_final_scales", put((1, 0), torch.nan), "router-not-finite"), ("token_final_scales", put((1, 0), -0.5), "router-not-finite"),
     ("token_final_scales", torch.zeros_like, "router-not-finite"),
-    ("token_selected_experts", put((0, 0), 9), "expert-ids"), ("token_selected_experts", put((0, 0), -1), "expert-ids"),
+    ("token_selected_experts", put((0, 0), 9), "expert-ids"), ("token_selected_experts", put((0, 0), -2), "expert-ids"),
     ("token_selected_experts", lambda t: torch.full_like(t, 77), "expert-ids"),
 ])
 def test_garbage_that_comes_in_is_named(argument: str, change: Callable[[Tensor], Tensor], fault: str) -> None:
@@ -52,6 +52,17 @@ def test_garbage_that_comes_in_is_named(argument: str, change: Callable[[Tensor]
     assert ids(diagnose(call)) == [fault]
     crash = diagnose(replace(call, outputs=(), status="crashed"), CLEAN.checkpoint_path)
     assert crash.verdict == "crash dump" and ids(crash) == [fault]
+
+
+@pytest.mark.parametrize("argument, value, words", [("token_selected_experts", -1, "2 of 12 expert ids are -1: the kernel leaves these slots out"),
+                                                    ("token_final_scales", 0.0, "all router weights of 1 of 6 tokens are 0")])
+def test_padding_is_no_fault(argument: str, value: float, words: str) -> None:
+    """Engines give padding tokens ids of -1 or weights of 0; the kernels skip them."""
+    call = changed(argument, lambda t: torch.where(torch.arange(len(t))[:, None] == 3, torch.tensor(value, dtype=t.dtype), t))
+    with_checkpoint, without = diagnose(call, CLEAN.checkpoint_path), diagnose(call)
+    assert with_checkpoint.ok and not ids(without), str(with_checkpoint)
+    for d in (with_checkpoint, without):
+        assert any(words in line for line in d.open) and not any("not to 1" in line or "expert twice" in line for line in d.open), str(d)
 
 
 def test_unusual_routing_is_said() -> None:

@@ -14,8 +14,9 @@ from making import call_of, made_layer
 from torch import Tensor
 
 from mxdebug.checkpoints import CheckpointLayer
-from mxdebug.diagnosis import PROVED, Diagnosis, diagnose
+from mxdebug.diagnosis import CONSISTENT, PROVED, SUSPECTED, Diagnosis, diagnose
 from mxdebug.diagnosis.outputs import follows
+from mxdebug.diagnosis.weights import diagnose_weights
 from mxdebug.errors import MxdebugError
 from mxdebug.faults import (CALL_FAULTS, FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, OPERANDS, PARAMETER_FAULTS, SCALAR_FAULTS, SCALARS, Fault, Situation)
 from mxdebug.layouts import GATE_UP, INTERLEAVED
@@ -171,6 +172,58 @@ def test_global_scale_faults_are_named(r: Recipe) -> None:
     assert named >= {f.id for f in SCALAR_FAULTS} - {"global-of-other-half"}
 
 
+def test_tokens_that_were_quantised_with_another_scale_are_named() -> None:
+    """The kernel does not read quant_scales[0] for quantised activations: this number is all that is left of what the caller did."""
+    s = right("nvfp4/FLASHINFER_CUTLASS", "ModelOpt NVFP4")
+    made = s.plan.scalars(s.layer)
+    for factor, want, strength in ((0.5, "global-other", CONSISTENT), (1 / made["a1_gscale"] ** 2, "global-inverted", CONSISTENT), (0.0, "global-not-loaded", SUSPECTED)):
+        a1 = made["a1_gscale"] * factor
+        plan = replace(s.plan, scalars=lambda layer: {**made, "a1_gscale": a1, "x_gscale": a1[0]})
+        d = diagnosed(s, *replace(s, plan=plan).build())
+        assert [(f.id, f.strength, f.where) for f in d.findings] == [(want, strength, "1 / w13 input scale")], str(d)
+        assert d.verdict == ("undecided" if strength == SUSPECTED else "wrong")
+        assert (d.findings[0].effect or 0) > 0.3 and d.truth.relative_l2 > 2 * d.floor.relative_l2 if strength == CONSISTENT else d.findings[0].effect is None
+        weights = {k: t for k, t in {**s.operands(), "a1_gscale": a1}.items() if t is not None and k != "x_gscale"}
+        chosen = CheckpointLayer(0, "ModelOpt NVFP4", s.layer, GATE_UP, {}, {}, frozenset())
+        assert [f.id for f in diagnose_weights(weights, s.recipe.path, chosen).findings] == [want]
+
+
+def test_an_inner_activation_that_saturates_is_said() -> None:
+    """Nothing is wrong with the call: the checkpoint's input scale of w2 is too small for these tokens."""
+    s = right("nvfp4/FLASHINFER_CUTLASS", "ModelOpt NVFP4")
+    small = Situation.right(s.recipe, replace(s.layer, w2_input_scale=s.layer.w2_input_scale / 20), s.x, s.experts, s.router)
+    for made, want in ((s, False), (small, True)):
+        d = diagnosed(made, *made.build())
+        assert d.ok and any("of the inner activation saturate" in line for line in d.open) == want, str(d)
+    assert any(f"holds {s.layer.w2_input_scale.max().item() / 20 * 2688:.3g}." in line for line in d.open) and d.floor.relative_l2 > 0.2
+
+
+@pytest.mark.parametrize("r", [p for p in ONE if "nvfp4" in p.values[0].path])
+def test_experts_that_changed_places_with_all_that_is_theirs(r: Recipe) -> None:
+    """Operands and global scales alike: one fault. Scales that are neither the checkpoint's nor those experts' are another."""
+    s = right(r.path, r.checkpoint)
+    order, made = [0, 2, 1], s.plan.scalars(s.layer)
+    plan = s.plan
+    for key in plan.forms:
+        plan = plan.edit(key, experts=tuple(order))
+    for factor, want in ((1.0, {"experts-rolled"}), (1.5, {"experts-rolled", "global-other"})):
+        scalars = {k: t if not t.dim() else t[order] * (factor if k == "w2_alpha" else 1.0) for k, t in made.items()}
+        d = diagnosed(s, *replace(s, plan=replace(plan, scalars=lambda layer: scalars)).build())
+        assert {f.id for f in d.findings} == want and "w13 alpha" in d.finding("experts-rolled").where, str(d)
+        assert "the numbers of the experts that stand here" in d.finding("experts-rolled").evidence
+    assert d.finding("global-other").where == "w2 alpha"
+
+
+@pytest.mark.parametrize("keys", [None, ("w13_alpha",)])
+def test_scale_that_was_never_loaded_is_not_blamed_on_limit_and_beta(keys: tuple[str, ...] | None) -> None:
+    """TRT-LLM takes both divided by w13 alpha: where that is 0 they cannot be told, and only the scale is wrong."""
+    s = right("nvfp4/FLASHINFER_TRTLLM", "ModelOpt NVFP4")
+    d = diagnosed(s, *FAULTS["global-not-loaded"].injected(s, keys).build())
+    assert [f.id for f in d.findings] == ["global-not-loaded"], str(d)
+    made = FAULTS["swiglu-limit-changed"].injected(FAULTS["global-not-loaded"].injected(s, keys))
+    assert {f.id for f in diagnosed(s, *made.build()).findings} == {"global-not-loaded", "swiglu-limit-changed"}  # the other experts' limit is still compared
+
+
 @pytest.mark.parametrize("r", ONE)
 def test_call_and_parameter_faults_are_named(r: Recipe) -> None:
     s = right(r.path, r.checkpoint)
@@ -252,7 +305,22 @@ def test_order_of_activation_scales_is_named(id: str, tokens: int, strength: str
     s = FAULTS[id].injected(right(*SWIZZLED, True, TWO_RANKS, tokens))
     d = completed(s)
     assert [(f.id, f.strength) for f in d.findings] == [(id, strength)] and words in d.findings[0].evidence, str(d)
-    assert d.verdict == "wrong"
+    assert d.verdict == "wrong" and ": proved by" not in d.findings[0].evidence, str(d)
+
+
+@pytest.mark.parametrize("p", [Parallel(), TWO_RANKS])
+def test_linear_scales_in_a_buffer_for_swizzled_ones(p: Parallel) -> None:
+    """The size is right then: that no rank swizzled them shows in the zeros. With one rank no exchange is accused; bytes in no order are called just that."""
+    s = right(*SWIZZLED, True, p, 6)
+    arguments, _ = s.build()
+    scales, linear = arguments["input_sf"], torch.zeros(128, 16, dtype=torch.uint8)
+    linear[:6] = s.recipe.contract.activations_of(arguments).scales
+    for buffer, id, words in ((linear, "x-scales-linear", "linear at the start of a buffer for 128x4"), (scales.flatten().roll(1), "x-scales-zero", "no known order")):
+        if id == "x-scales-zero" and p is TWO_RANKS:
+            continue  # there it could be the ranks' own swizzles
+        made = {**arguments, "input_sf": buffer.reshape(scales.shape)}
+        d = diagnosed(s, made, s.recipe.contract.emulate(made))
+        assert [(f.id, f.strength) for f in d.findings] == [(id, CONSISTENT)] and words in d.findings[0].evidence and d.verdict == "wrong", str(d)
 
 
 def test_kernel_that_reads_linear_scales_is_handed_swizzled_ones() -> None:
@@ -290,6 +358,9 @@ def test_senders_of_nvfp4_tokens_decide_with_the_global_scale_of_call_or_checkpo
             output = torch.ones(128, made.plan.padded[1], dtype=torch.bfloat16) if output is None else output
             d = diagnose(call_of(arguments, output, function=s.recipe.contract.function), chosen, sent=[x])
             assert {f.id for f in d.findings} == want and (want or d.ok), str(d)
+            unsent = diagnose(call_of(arguments, output, function=s.recipe.contract.function), chosen)
+            said = [any("with which global scale the tokens were quantised" in line for line in t.open) for t in (d, unsent)]
+            assert want or said == [False, "TRTLLM" in path], str(unsent)
 
 
 @pytest.mark.parametrize("r", [p for p in ONE if p.values[0].contract.activations is not None])
@@ -298,6 +369,7 @@ def test_scales_of_zero_are_no_order(r: Recipe) -> None:
     s = FAULTS["x-scales-zero"].injected(right(r.path, r.checkpoint))
     d = diagnosed(s, *s.build())
     assert [(f.id, f.strength) for f in d.findings] == [("x-scales-zero", "suspected")] and "the first is token 0, block 2" in d.findings[0].evidence, str(d)
+    assert d.verdict == "undecided" and "suspected, no more: activation scales are 0" in d.summary, str(d)
 
 
 @pytest.mark.parametrize("r", ONE)

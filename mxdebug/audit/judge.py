@@ -15,7 +15,7 @@ from ..diagnosis import operands as operand_evidence
 from ..diagnosis import scalars as scalar_evidence
 from ..diagnosis.given import Given
 from ..errors import MxdebugError
-from ..faults import FAULTS, OPERANDS, SCALARS
+from ..faults import FAULTS, OPERANDS, QUANTISED_WITH, SCALARS
 from ..layouts import RowOrder
 from ..recipes import RECIPES, Plan, Recipe, recipe
 from ..reference import MoELayer, Parallel
@@ -149,7 +149,7 @@ def audit(
             got,
             "a tuple: name its items in a lambda around the converter",
         )
-    known = {*OPERANDS, *SCALARS, "a1_gscale"}
+    known = {*OPERANDS, *SCALARS, QUANTISED_WITH}
     if odd := [k for k in made if k not in known]:
         raise MxdebugError("the converter's result", f"keys among {', '.join(sorted(known))}", ", ".join(map(str, odd)))
     what = f"{layer.experts} experts, hidden {layer.hidden}, intermediate {layer.intermediate}" + (
@@ -176,7 +176,7 @@ def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | N
            given: bool) -> tuple[tuple[Verdict, ...], tuple[str, ...]]:
     c, right = r.contract, plan.convert(layer)
     operands, unreadable, open_ = dict(right), {}, []
-    for o in _read(c, right):
+    for o in _read(c, right, made):
         form = plan.forms.get(o.key)
         linear = 0 if form is None or not o.key.endswith("_scale") else layer.experts * form.halves * form.padded_rows * form.padded_columns
         if o.key in elsewhere and made.get(o.key) is None:
@@ -193,7 +193,7 @@ def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | N
         *(f for f in scalar_evidence.examine(Given.of(c, arguments), plan, layer) if f.id != "global-shared-by-halves"),
     ]  # that one is the checkpoint's
     verdicts = []
-    for o in _read(c, right):
+    for o in _read(c, right, made):
         if o.key in unreadable:
             verdicts.append(unreadable[o.key])
         elif o.key in evidence.unexplained:
@@ -203,8 +203,6 @@ def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | N
             verdicts.append(
                 Verdict(o.key, o.title, not mine and o.key not in evidence.broken, "; ".join(_words(f, o) for f in mine), _ids(findings, o))
             )
-    if made.get("a1_gscale") is not None:
-        open_.append("1 / w13 input scale: not judged: the kernel does not read it for activations that are quantised already")
     if given and layer.gate is not None and layer.gate.global_scale is not None and not torch.equal(layer.gate.global_scale, layer.up.global_scale):
         open_.append("this layer's w1 and w3 have different global scales: the recipe takes w1's for both, which is wrong for w3 [global-shared-by-halves]")
     open_ += [f"{c.operand(k).title}: other bytes than the recipe's, the same weights" for k in evidence.same_values]
@@ -212,10 +210,10 @@ def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | N
     return tuple(verdicts), (*open_, *(t for t in evidence.open if t.split(": ")[0] in titles))
 
 
-def _read(c: Contract, right: Mapping[str, Tensor | None]) -> Iterator[Operand]:
-    """The operands that the kernel reads of this layer: weights, scales, biases, global scales."""
+def _read(c: Contract, right: Mapping[str, Tensor | None], made: Mapping[str, Tensor | None]) -> Iterator[Operand]:
+    """The operands that the kernel reads of this layer: weights, scales, biases, global scales; and what the engine quantises activations with, where it is made."""
     yield from (o for o in c.operands if right.get(o.key) is not None)
-    yield from (o for o in c.inputs if o.key in SCALARS and o.key in right)
+    yield from (o for o in c.inputs if o.key in right and (o.key in SCALARS or o.key == QUANTISED_WITH and made.get(o.key) is not None))
 
 
 def _ids(findings: list[Finding], o: Operand) -> tuple[str, ...]:
@@ -225,7 +223,7 @@ def _ids(findings: list[Finding], o: Operand) -> tuple[str, ...]:
 def _words(f: Finding, o: Operand) -> str:
     detail = (
         f"; {f.evidence}"
-        if o.key in SCALARS or f.id in ("rows-unnamed", "layout-other", "padding-not-zero", "operand-of-another-expert")
+        if o.key in (*SCALARS, QUANTISED_WITH) or f.id in ("rows-unnamed", "layout-other", "padding-not-zero", "operand-of-another-expert")
         else ""
     )
     return f"{f.title} [{f.id}]{detail}. Fix: {f.fix}"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from .call import COMPLETED, CRASHED, PENDING, Call
 from .capturing import capture, dump_recipe
-from .reading import MISSING, UNREADABLE, Recording, load, scan
+from .reading import MISSING, UNREADABLE, Recording, load, scan, unrecorded_outputs
 from .signature import UNKNOWN_DEFAULT
 from .values import EnumMember, Opaque
 
 __all__ = ["COMPLETED", "CRASHED", "MISSING", "PENDING", "UNKNOWN_DEFAULT", "UNREADABLE", "Call", "EnumMember", "Opaque", "Recording",
-           "capture", "dump_recipe", "load", "scan"]
+           "capture", "dump_recipe", "load", "scan", "unrecorded_outputs"]

@@ -276,6 +276,12 @@ def _read_call(folder: Path) -> Call:
         signature=m["function_signature"], source=folder, lost=lost)
 
 
+def unrecorded_outputs(call: Call) -> str:
+    """The name of a file of outputs that lies beside a call which, by its record, did not return; "" for none. Such a file is not read: see `_status`."""
+    path = files.find(call.source, "outputs") if call.status == CRASHED and call.source is not None else None
+    return "" if path is None else path.name
+
+
 def _tensors(metadata: Mapping[str, Any], folder: Path, stem: str, keys: list[str]) -> dict[str, Any]:
     if not keys:
         return {}  # FlashInfer writes no file then

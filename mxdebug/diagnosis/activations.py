@@ -17,6 +17,7 @@ from ..requantise import QUANTISERS
 from .finding import CONSISTENT, PROVED, SUSPECTED, Finding
 
 _FAULT = {LINEAR_READ_SWIZZLED: "x-scales-linear", SWIZZLED_READ_LINEAR: "x-scales-swizzled", BEFORE: "x-scales-before-exchange"}
+_LAY = "see how the scales are laid out where the activations are quantised: each block's must stand where the kernel reads it"
 _STRENGTH = {"proved": PROVED, "consistent": CONSISTENT, "suspected": SUSPECTED}
 
 
@@ -75,8 +76,8 @@ def examine(contract: Contract, arguments: Mapping[str, Any], sent: Sequence[Ten
     except MxdebugError:
         alone = False
     first = look([x.shape[0]] if alone and known is None else None)
-    # One rank: no exchange, unless the size says otherwise.
-    return first if first.holds or known is not None else look(None)
+    # One rank: no exchange, unless the size says otherwise; zeros only say that some other order was taken.
+    return first if first.holds or known is not None or first.by == "zeros" else look(None)
 
 
 def _gscale(contract: Contract, arguments: Mapping[str, Any], known: Tensor | None) -> Tensor | None:
@@ -104,12 +105,26 @@ def findings(contract: Contract, f: ScaleFinding | None) -> list[Finding]:
     """The fault that the order of the scales is; nothing where it is right or open.
 
     Size and zeros prove that the order is not the kernel's; which one it is they leave to the known ones, so that only the senders prove it.
+    Where zeros leave none of them, it is the zeros that are reported.
     """
-    if f is None or f.verdict not in _FAULT or f.wrong is None and f.status != "suspected":
+    if f is None or f.wrong is None and f.status != "suspected":
         return []
-    text = f.text.splitlines()
-    strength = CONSISTENT if f.status == "proved" and f.by != "senders" else _STRENGTH[f.status]
-    return [Finding(FAULTS[_FAULT[f.verdict]], strength, contract.operand("x_scale").where, "; ".join(line.strip() for line in text))]
+    lines, where = [line.strip() for line in f.text.splitlines()], contract.operand("x_scale").where
+    if f.verdict not in _FAULT:
+        text = "; ".join([*lines[:-1], "no known order of the bytes explains that"])
+        return [Finding(FAULTS["x-scales-zero"], CONSISTENT, where, text, advice=_LAY)] if f.by == "zeros" else []
+    if f.status == "proved" and f.by != "senders":
+        lines[-1] = f"proved by the {f.by}: this is not the order that the kernel reads; {f.holds[0]} is the only known one that is left, which does not prove it"
+        return [Finding(FAULTS[_FAULT[f.verdict]], CONSISTENT, where, "; ".join(lines))]
+    return [Finding(FAULTS[_FAULT[f.verdict]], _STRENGTH[f.status], where, "; ".join(lines))]
+
+
+def untold(contract: Contract, arguments: Mapping[str, Any], f: ScaleFinding | None, gscale: Tensor | None) -> tuple[str, ...]:
+    """That a kernel is not told what NVFP4 activations were multiplied with before quantisation, and no sender said it. gscale: what the checkpoint says."""
+    if gscale is None or contract.get("a1_gscale", arguments) is not None or f is not None and f.by == "senders":
+        return ()
+    return (f"with which global scale the tokens were quantised is not in this call: w13 alpha takes them for multiplied with {float(gscale):.4g}; "
+            "what was sent (--sent) would tell",)
 
 
 def remains(f: ScaleFinding | None) -> tuple[str, ...]:

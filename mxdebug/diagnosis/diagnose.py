@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calls import Call, load
+from ..calls import Call, load, unrecorded_outputs
 from ..checkpoints import Checkpoint, CheckpointLayer, CheckpointLinear, open_checkpoint
 from ..checkpoints.settings import Routing
 from ..contracts import Contract, LinearContract, Seen, find, find_linear
 from ..contracts.activation import read_activation
 from ..errors import MxdebugError
 from ..exchange import ScaleFinding
-from ..faults import FAULTS, INPUT_FAULTS
+from ..faults import FAULTS, INPUT_FAULTS, QUANTISED_WITH
 from ..metrics import compare
 from ..recipes import Plan, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
@@ -57,7 +57,11 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         place = where(call, index)
         layer, tp = place.layer, tp or (place.parallel if place.parallel.tp_size > 1 else None)
     d = _diagnose(call, checkpoint, layer, engine, tp, sent, module)
-    return replace(d, open=(f"the outputs could not be read: {call.lost}", *d.open)) if call.lost else d
+    lost = f"the outputs could not be read: {call.lost}" if call.lost else ""
+    if beside := unrecorded_outputs(call):
+        lost = (f"{beside} is there, but the record does not say completed: metadata.jsonl may have been cut off, or the file was; "
+                "its outputs were not looked at")
+    return replace(d, open=(lost, *d.open)) if lost else d
 
 
 def _diagnose(call: Call, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None, layer: int | None, engine: str,
@@ -156,14 +160,14 @@ def _broken_contract(call: Call, facts: tuple[tuple[str, str], ...], error: Mxde
 def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...], output: Tensor | None,
                         scales: ScaleFinding | None) -> Diagnosis:
     findings = [*_from_tokens(given), *activations.findings(given.contract, scales), *global_scales.not_loaded(given), *placement.nan_scales(given), *placement.suspect(given)]
-    need = "whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR"
+    need = ("whether the operands are the checkpoint's cannot be seen without it: pass --checkpoint DIR", *parameters.skipped(given.base))
     besides = f"; besides: {_titles(findings)}" if findings else ""
     if output is None and call.status == "crashed":
         return Diagnosis(CRASHED, f"{_NO_RETURN}Its arguments keep the kernel's contract{besides}", tuple(findings), facts,
-                         None, None, None, ("shapes and dtypes against the contract; router weights",), (need,))
+                         None, None, None, ("shapes and dtypes against the contract; router weights",), need)
     if output is None:
         return Diagnosis(UNDECIDED, f"{_NO_OUTPUT}, and there is no checkpoint: only the kernel's contract was checked{besides}", tuple(findings), facts,
-                         None, None, None, ("shapes and dtypes against the contract; router weights",), (need,))
+                         None, None, None, ("shapes and dtypes against the contract; router weights",), need)
     evidence = outputs.examine(given, output, most_tokens=TOKENS)
     findings = [*evidence.findings, *findings]
     if not evidence.follows and not evidence.findings:
@@ -175,7 +179,7 @@ def _without_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], 
     else:
         verdict, summary = UNDECIDED, "the kernel computed exactly what it was given; whether it was given the right bytes needs the checkpoint"
     return Diagnosis(verdict, summary, tuple(findings), facts, evidence.comparison, None, None,
-                     (_compared(evidence), evidence.floor, "router weights; the order of block scales by statistics"), (*evidence.open, *activations.remains(scales), need), follows=evidence.follows)
+                     (_compared(evidence), evidence.floor, "router weights; the order of block scales by statistics"), (*evidence.open, *activations.remains(scales), *need), follows=evidence.follows)
 
 
 _NO_RETURN = "inputs without outputs: the call did not return. "
@@ -210,10 +214,13 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     _check_fit((here, base.layer.intermediate, base.layer.hidden), part, plan, chosen, parallel)
     facts = (*facts, ("layer", f"{chosen.index} of a {chosen.kind} checkpoint: {layer.experts} experts, hidden {layer.hidden}, intermediate "
                       f"{layer.intermediate}, rows {chosen.rows.name}" + _position(parallel, here)))
-    source = Source(layer, parallel)
+    source, alpha = Source(layer, parallel), contract.get("w13_alpha", args)
+    scaled = None if alpha is None else global_scales.positive(alpha.float().reshape(-1))
     evidence = operands.examine(contract, plan, source, args)
-    findings = [*evidence.findings, *global_scales.examine(given, plan, _meant(evidence.findings, part), _other_ranks(plan, layer, parallel)),
-                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance), *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
+    scalars = global_scales.examine(given, plan, _meant(evidence.findings, part), _other_ranks(plan, layer, parallel), _moved(plan, layer, parallel, evidence))
+    findings = [*global_scales.joined([*evidence.findings, *scalars]),
+                *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance, scaled),
+                *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
     if any(f.id == "ep-rank" for f in findings):  # one mistake: then the global scales are that rank's too
         findings = [f for f in findings if f.id != "global-of-another-rank"]
     if {"w13", "w2"} <= evidence.foreign:
@@ -223,11 +230,14 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     findings += kernel.findings if kernel else ()
 
     tokens = outputs.sample_tokens(given, TOKENS) if kernel is None else kernel.tokens
-    router = base.router
+    router, numbers = base.router, plan.scalars(part)
     if any(f.id == "router-squared" for f in findings):
         router = router.sqrt()
-    right = args if asked_right else plan.call(_convert(plan, part, given.touched(tokens)), part.activation, contract.activations_of(args), base.experts, router, stated)
-    truly = exact(replace(base, router=router), plan, part, parallel, tokens)
+    x, gscale = contract.activations_of(args), global_scales.quantised_with(given, findings)
+    if gscale is not None:
+        x = plan.quantise(x.dequantise() / gscale, numbers)
+    right = args if asked_right else plan.call(_convert(plan, part, given.touched(tokens)), part.activation, x, base.experts, router, stated)
+    truly = exact(replace(base, router=router), plan, part, parallel, tokens, gscale)
     passed = kernel.trace if kernel else given.see(tokens).trace(keep=True)
     right_trace = passed if asked_right else contract.see(right, tokens=tokens).trace(keep=True)
     floor = compare(right_trace.output.double()[:, : part.hidden], truly.output.double())
@@ -259,7 +269,9 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     if asked_right and kernel and not kernel.follows and not kernel.findings:
         checked.append("operands and parameters are right: look behind the call, at the kernel's version and tactic, at memory that others "
                        "write, at a race (does the same call give the same output?)")
-    open_ = [*evidence.open, *activations.remains(scales), *evidence.unexplained.values(), *(kernel.open if kernel else ()),
+    open_ = [*evidence.open, *activations.remains(scales), *activations.untold(contract, args, scales, numbers.get("x_gscale")),
+             *evidence.unexplained.values(), *(kernel.open if kernel else ()), *parameters.skipped(base),
+             *parameters.clipped(right_trace, part.activation, given.touched(tokens), numbers.get("a2_gscale")),
              *parameters.vacuity(contract, part, right_trace, base, part.experts)]
     return Diagnosis(verdict, summary, tuple(findings), facts, kernel and kernel.comparison, truth, floor, tuple(checked), tuple(open_),
                      evidence.states, kernel.follows if kernel else None)
@@ -282,8 +294,11 @@ def _verdict(call: Call, findings: list[Finding], unexplained: list[str], foreig
         return UNEXPLAINED, none_known + contradicts + besides
     if kernel and not kernel.follows and not kernel.findings:
         return UNEXPLAINED, _follows_not(kernel) + besides
-    if findings:
+    if findings and not all(f.strength == SUSPECTED for f in findings):
         return WRONG, _titles(findings)
+    if findings:
+        start = _NO_OUTPUT if kernel is None else "the kernel computed what it was given"
+        return UNDECIDED, f"{start}, and nothing is proved wrong; suspected, no more: {_titles(findings)}"
     if kernel is None:
         return UNDECIDED, f"operands and parameters are the checkpoint's; {_NO_OUTPUT}"
     some = "the output follows" if kernel.tokens.numel() == kernel.total else f"the output of the {kernel.tokens.numel()} of {kernel.total} tokens looked at follows"
@@ -317,6 +332,13 @@ def _other_ranks(plan: Plan, layer: MoELayer, p: Parallel) -> list[Mapping[str, 
     return [plan.scalars(layer.part(Parallel(p.tp_size, p.tp_rank, p.ep_size, rank))) for rank in range(p.ep_size) if rank != p.ep_rank]
 
 
+def _moved(plan: Plan, layer: MoELayer, p: Parallel, evidence: operands.OperandEvidence) -> Mapping[str, Tensor] | None:
+    """The global scales of the experts that stand here, where they stand in another order."""
+    if evidence.experts is None or layer.up.global_scale is None or not any(f.id == "experts-rolled" for f in evidence.findings):
+        return None
+    return plan.scalars(layer.part(Parallel(p.tp_size, p.tp_rank)).take(list(evidence.experts)))
+
+
 def _meant(findings: tuple[Finding, ...], part: MoELayer) -> MoELayer:
     """The part whose global scales belong to the operands: the checkpoint's, or what was made of it before the recipe."""
     for f in findings:
@@ -335,10 +357,13 @@ def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor
     return {**out, **plan.scalars(part)}  # maxima are those of all experts
 
 
-def exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Tensor) -> Trace:
-    """What the checkpoint means for these tokens: the formats' own scale codec, no intermediate rounding."""
+def exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Tensor, gscale: Tensor | None = None) -> Trace:
+    """What the checkpoint means for these tokens: the formats' own scale codec, no intermediate rounding.
+
+    gscale: what NVFP4 activations were multiplied with before quantisation, where it is not what the checkpoint says.
+    """
     x = seen.x[tokens][:, : part.hidden].double()
-    if (gscale := plan.scalars(part).get("x_gscale")) is not None:
+    if gscale is not None or (gscale := plan.scalars(part).get("x_gscale")) is not None:
         x = x / gscale.double()  # codes and block scales alone leave the global scale out
     return forward(x, seen.experts[tokens], seen.router[tokens], replace(part, scale=None), parallel=parallel, roundings=EXACT, compute=torch.float64)
 
@@ -353,6 +378,10 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
     if f.effect is not None or f.fault in INPUT_FAULTS:  # what comes in wrongly has no right call beside it
         return f
     mixed, struck = dict(right), f.where.split(", ")
+    if any(o.key == QUANTISED_WITH and o.title in struck for o in contract.inputs):
+        if f.id == "global-not-loaded" and len(struck) == 1:
+            return f  # no number with which the right activations could be told
+        struck += [contract.operand(k).title for k in ("x", "x_scale")]  # the kernel does not read the number, but what was quantised with it
     for o in (*contract.operands, *contract.inputs):
         if o.title in struck or o.argument in struck:
             if (f.id, o.key) in alone:

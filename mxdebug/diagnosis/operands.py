@@ -35,6 +35,7 @@ class OperandEvidence:
     same_values keys whose bytes differ but mean the same weights
     unread      keys of operands that the kernel does not read at this position
     open        ambiguities
+    experts     which of the checkpoint's experts stand here, where all weights have them in the same other order than the recipe
     """
 
     findings: tuple[Finding, ...]
@@ -46,6 +47,7 @@ class OperandEvidence:
     same_values: tuple[str, ...]
     unread: tuple[str, ...]
     open: tuple[str, ...]
+    experts: tuple[int, ...] | None = None
 
     @property
     def states(self) -> tuple[tuple[str, str], ...]:
@@ -98,7 +100,13 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
     stands = {k: _stands_there(contract.operand(k).title, actual[k], r, source) for k, r in recovered.items() if not r.complete and k not in hurt}
     return OperandEvidence(findings=tuple(findings), alone=alone, broken=(*broken, *missing, *unexpected), unexplained={k: t for k, (t, _) in stands.items()},
                            foreign=frozenset(k for k, (_, known) in stands.items() if not known), equal=tuple(equal),
-                           same_values=tuple(same), unread=tuple(unread), open=tuple(ambiguous))
+                           same_values=tuple(same), unread=tuple(unread), open=tuple(ambiguous), experts=_order(recovered))
+
+
+def _order(recovered: Mapping[str, Recovered]) -> tuple[int, ...] | None:
+    """The one other order in which all weights have the checkpoint's experts."""
+    orders = {recovered[k].experts if k in recovered and recovered[k].complete else () for k in ("w13", "w13_scale", "w2", "w2_scale")}
+    return orders.pop() or None if len(orders) == 1 else None
 
 
 def _prefer_shared(recovered: dict[str, Recovered], contract: Contract) -> dict[str, Recovered]:
@@ -192,7 +200,7 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
             found, wanted = getattr(r.form, slot), getattr(r.expected, slot)
             if found != wanted:
                 id = _fault_of(slot, r.form, r.expected, key, contract).id
-                strike(id, key, f"the layout is {found.name}, every byte equals the checkpoint's in it" if id == "layout-other" else "")
+                strike(id, key, _NOTES[id].format(found.name) if id in _NOTES else "")
                 if any(getattr(form, slot) != found for form in r.alternatives if not _same_map(form, r.form)) or blank[key]:
                     unsure.setdefault(id, set()).add(key)
         if r.made_from == CUT_FAULT.id:
@@ -218,6 +226,10 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
     alone = {(id, k): _alone(id, recovered[k], source, contract) for id, keys in struck.items() for k in keys if k in several}
     # An operand that proves a fault speaks for those that could be read otherwise too.
     return [_finding(id, keys, contract, recovered, notes.get(id, {}), unsure.get(id) == set(keys), several) for id, keys in struck.items()], alone, ambiguous
+
+
+# What a fault's title leaves open.
+_NOTES = {"layout-other": "the layout is {}, every byte equals the checkpoint's in it", "scales-off": "bytes equal the checkpoint's {}"}
 
 
 def _same_map(a: Form, b: Form) -> bool:

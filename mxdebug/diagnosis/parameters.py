@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ..checkpoints.settings import Routing
 from ..contracts import Contract, Seen
 from ..faults import FAULTS
+from ..formats import E4M3, NVFP4
 from ..layouts import SWIZZLE_128x4
 from ..reference import Activation, MoELayer, Trace
 from .finding import CONSISTENT, PROVED, SUSPECTED, Finding
@@ -18,10 +19,11 @@ _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "limit": float("inf")}
 _CLASS = {"silu": "swiglu"}  # one formula: silu is swiglu with alpha 1, beta 0 and no limit
 
 
-def examine_activation(contract: Contract, passed: Activation, wanted: Activation, provenance: Mapping[str, str]) -> list[Finding]:
+def examine_activation(contract: Contract, passed: Activation, wanted: Activation, provenance: Mapping[str, str], scaled: Tensor | None = None) -> list[Finding]:
     """Compare the activation that the call selects with the checkpoint's, parameter by parameter.
 
     TRT-LLM's limit and beta were divided by a scale and are multiplied again here, which may cost an ulp or two.
+    scaled  bool [experts]: where that scale is a positive number; elsewhere nothing can be said of them, and the scale has a finding of its own
     """
     if (passed.kind, wanted.kind) == ("gelu", "gelu_tanh"):
         return [Finding(FAULTS["gelu-tanh-as-erf"], PROVED, "activation_type", f"the call computes {passed.kind} (erf), the checkpoint means {wanted.kind} ({provenance.get('activation', 'config.json')})")]
@@ -30,7 +32,8 @@ def examine_activation(contract: Contract, passed: Activation, wanted: Activatio
     out = []
     for name, neutral in _NEUTRAL.items():
         want, got = getattr(wanted, name), getattr(passed, name)
-        if _same(want, got, neutral, contract.clamps_before_scaling):
+        told = scaled if contract.clamps_before_scaling and name != "alpha" else None
+        if _same(want, got, neutral, contract.clamps_before_scaling, told):
             continue
         source = provenance.get(name, "config.json")
         if want is None:
@@ -42,11 +45,13 @@ def examine_activation(contract: Contract, passed: Activation, wanted: Activatio
     return out
 
 
-def _same(want: Tensor | None, got: Tensor | None, neutral: float, folded: bool) -> bool:
+def _same(want: Tensor | None, got: Tensor | None, neutral: float, folded: bool, told: Tensor | None) -> bool:
     if want is None and got is None:
         return True
     n = (want if want is not None else got).shape[0]
     a, b = (torch.full((n,), neutral) if t is None else t.float().cpu() for t in (want, got))
+    if told is not None and a.shape == b.shape == told.shape:
+        a, b = a[told], b[told]
     return a.shape == b.shape and (torch.allclose(a, b, rtol=2.0**-22, atol=0.0) if folded else torch.equal(a, b))
 
 
@@ -66,7 +71,10 @@ def examine_router(router: Tensor, argument: str = "router weights", routing: Ro
     """
     w = router.double()
     w = w[chosen.all(1)] if chosen is not None else w
-    if w.shape[1] < 2 or not w.numel() or (w < 0).any() or not torch.isfinite(w).all() or (w == 0).all(1).any():
+    if w.shape[1] < 2 or not w.numel() or (w < 0).any() or not torch.isfinite(w).all():
+        return []
+    w = w[(w != 0).any(1)]  # padding tokens have none
+    if not w.numel():
         return []
     sums, roots = w.sum(1), w.sqrt().sum(1)
     # Renormalised weights sum to 1 within their own rounding: float32, or bf16 where the router ran in it.
@@ -101,17 +109,53 @@ def examine_inputs(seen: Seen, contract: Contract, experts: int) -> list[Finding
     bad = ~torch.isfinite(x).all(1)
     if bad.any():
         out.append(Finding(FAULTS["input-not-finite"], PROVED, contract.operand("x").argument, f"NaN or inf in {int(bad.sum())} of {len(bad)} tokens, the first is token {int(bad.nonzero()[0])}"))
-    bad = (~torch.isfinite(router) | (router < 0)).any(1) | (router == 0).all(1)
+    bad = (~torch.isfinite(router) | (router < 0)).any(1)
+    if not router.any():  # of some tokens: `skipped`
+        bad = torch.ones_like(bad)
     if bad.any():
         token = int(bad.nonzero()[0])
         out.append(Finding(FAULTS["router-not-finite"], PROVED, contract.operand("router").argument, f"in {int(bad.sum())} of {len(bad)} tokens; token {token} has "
                            + ", ".join(f"{v:g}" for v in router[token].tolist()[:8])))
-    bad = (ids < 0) | (ids >= experts)
+    bad = (ids < NOBODY) | (ids >= experts)
     if bad.any():
         token = int(bad.any(1).nonzero()[0])
-        out.append(Finding(FAULTS["expert-ids"], PROVED, contract.operand("experts").argument, f"{int(bad.sum())} of {ids.numel()} ids are outside 0 to {experts - 1}; token {token} "
+        out.append(Finding(FAULTS["expert-ids"], PROVED, contract.operand("experts").argument, f"{int(bad.sum())} of {ids.numel()} ids are outside 0 to {experts - 1}, and not {NOBODY} (which skips a slot); token {token} "
                            "selects " + ", ".join(map(str, ids[token].tolist()[:8]))))
     return out
+
+
+NOBODY = -1  # the expert id of a slot that the kernels leave out
+
+
+def skipped(seen: Seen) -> list[str]:
+    """Slots and tokens that the kernels leave out: engines mark padding and slots of other ranks so, and a router that lost its numbers may too."""
+    nobody, weightless = int((seen.experts == NOBODY).sum()), int((seen.router == 0).all(1).sum())
+    out = []
+    if nobody:
+        out.append(f"{nobody} of {seen.experts.numel()} expert ids are {NOBODY}: the kernel leaves these slots out; "
+                   "right for padding and for slots of other ranks only")
+    if 0 < weightless < len(seen.router):
+        out.append(f"all router weights of {weightless} of {len(seen.router)} tokens are 0, so their output is 0: right for padding only")
+    return out
+
+
+def clipped(trace: Trace, activation: Activation, experts: Sequence[int], gscale: Tensor | None) -> list[str]:
+    """Whether a right call clips the inner activation: NVFP4 takes a scale from calibration for it, and no block can be larger than that allows.
+
+    experts: which of this rank's each expert of the trace is; gscale: float32 [experts of this rank], what is multiplied before quantising
+    """
+    if gscale is None or not trace.up.numel():
+        return []
+    most = NVFP4.element.max * E4M3.max / gscale.float()
+    over, blocks, largest = 0, 0, 0.0
+    for e, expert in enumerate(experts):
+        amax = activation(*trace.of(e), expert).unflatten(-1, (-1, NVFP4.block)).abs().amax(-1)
+        over, blocks = over + int((amax > most[expert]).sum()), blocks + amax.numel()
+        largest = max(largest, amax.max().item()) if amax.numel() else largest
+    if not over:
+        return []
+    return [f"{100 * over / blocks:.2g} % of the blocks of the inner activation saturate in a right call: they reach {largest:.3g}, and the checkpoint's input "
+            f"scale of w2 holds {most.min():.3g}. That is the checkpoint's, whose calibration saw smaller ones than these tokens give, and no fault of the call"]
 
 
 def vacuity(contract: Contract, layer: MoELayer, trace: Trace, seen: Seen, local_experts: int) -> list[str]:
@@ -133,10 +177,11 @@ def vacuity(contract: Contract, layer: MoELayer, trace: Trace, seen: Seen, local
             out.append(f"{name} has 16 scale columns, where 128x4 is its own inverse: scales-linear and scales-twice are the same bytes")
     if layer.gate is not None and torch.equal(layer.gate.payload, layer.up.payload) and torch.equal(layer.gate.scales, layer.up.scales):
         out.append("gate and up rows are equal: an exchange of the halves could not show (rows-gate-up, kernel-gate-up-swapped)")
-    sums = seen.router.double().sum(1)
+    sums = seen.router[(seen.router != 0).any(1)].double().sum(1)
     if bool(((sums - 1).abs() > 1e-2).any()):
         out.append(f"router weights sum to {sums.min():.3f} to {sums.max():.3f}, not to 1: right only for a model that does not renormalise them")
-    if bool((seen.experts.sort(1).values.diff(dim=1) == 0).any()):
+    ordered = seen.experts.sort(1).values
+    if bool(((ordered.diff(dim=1) == 0) & (ordered[:, 1:] != NOBODY)).any()):
         out.append("some tokens select one expert twice")
     if seen.experts.shape[1] == 1:
         out.append("top-1 routing: a router weight of 1 applied twice could not show (router-squared, kernel-router-twice)")

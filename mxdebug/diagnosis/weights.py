@@ -16,7 +16,7 @@ from ..checkpoints import Checkpoint, CheckpointLayer, open_checkpoint
 from ..contracts import Contract, contract
 from ..contracts.operand import Operand
 from ..errors import MxdebugError
-from ..faults import OPERANDS, SCALARS
+from ..faults import OPERANDS, QUANTISED_WITH, SCALARS
 from ..files import open_safetensors
 from ..reference import Parallel
 from ..recipes import recipe
@@ -38,7 +38,7 @@ def diagnose_weights(
 ) -> Diagnosis:
     """Say what is wrong with a layer's converted weights; nothing is said of activations, routing, parameters or the kernel.
 
-    weights     operand key (w13, w13_scale, w13_bias, w2, w2_scale, w2_bias, w13_alpha, w2_alpha, a2_gscale, g1_scale_c) or vLLM's parameter name
+    weights     operand key (w13, w13_scale, w13_bias, w2, w2_scale, w2_bias, w13_alpha, w2_alpha, a1_gscale, a2_gscale, g1_scale_c) or vLLM's parameter name
                 (w13_weight, w13_weight_scale, ...) -> the tensor that the engine holds after loading; or a .safetensors file of them. Strides count:
                 a file keeps none, so save contiguous memory
     path        the kernel that they are for, such as "mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16"
@@ -97,7 +97,7 @@ def _of_weights(d: Diagnosis, given: Mapping[str, Tensor], absent: Sequence[str]
 
 def kept(c: Contract) -> dict[str, Operand]:
     """What of a kernel's operands an engine keeps with the layer: weights, scales, biases, global scales."""
-    return {o.key: o for o in (*c.operands, *c.inputs) if o.key in (*OPERANDS, *SCALARS)}
+    return {o.key: o for o in (*c.operands, *c.inputs) if o.key in (*OPERANDS, *SCALARS, QUANTISED_WITH)}
 
 
 def _operands(weights: Mapping[str, Tensor], c: Contract) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ SWIZZLED_READ_LINEAR = "swizzled handed to a kernel that reads linear"
 
 # The orders in which the bytes can lie.
 _LINEAR, _WHOLE, _PER_RANK, _ROWS = "linear", "128x4", "128x4 of each rank", "single rows of each rank's 128x4"
+_INSIDE = "linear at the start of a buffer for 128x4"  # looked for where the padding says that it is not 128x4: the size is the same
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ _Found = tuple[str, str, str, "bool | None", list[str]]  # verdict, status, by, 
 
 def _conclude(holds: list[str], contract: str, by: str) -> _Found:
     """The verdict where the contract's order is excluded: the simplest order that is left."""
-    names = {_LINEAR: LINEAR_READ_SWIZZLED, _WHOLE: SWIZZLED_READ_LINEAR}
+    names = {_LINEAR: LINEAR_READ_SWIZZLED, _INSIDE: LINEAR_READ_SWIZZLED, _WHOLE: SWIZZLED_READ_LINEAR}
     verdicts = [names.get(h, BEFORE) for h in holds]
     if not holds:
         return UNKNOWN, "undecided", by, True, holds
@@ -167,6 +168,9 @@ def _by_call(payload: Tensor, flat: Tensor, orders: dict[str, tuple[int, Tensor 
             lines.append(f"  not {name}: {zeros} blocks that are not zero would have the scale 0x00, as padding has")
             padded.append(name)
     fits = [name for name in fits if name not in padded]
+    if contract == _WHOLE and _WHOLE in padded and got == whole and _inside(flat, used, tile // 128):
+        lines.append(f"  {_INSIDE}: no block that is not zero has the scale 0x00 then, and all behind the rows is 0x00")
+        fits.insert(0, _INSIDE)
     missing = orders[contract][0] - got
     if missing > 0:
         lines.append(f"  too short: a kernel that reads {contract} reads up to {missing} bytes beyond the end")
@@ -190,6 +194,18 @@ def _by_call(payload: Tensor, flat: Tensor, orders: dict[str, tuple[int, Tensor 
         verdict = RIGHT if ranked[0] == contract else _conclude(ranked[:1], contract, "")[0]
         return verdict, "suspected", "statistics", None, fits
     return UNKNOWN, "undecided", "", None, fits
+
+
+def _inside(flat: Tensor, used: Tensor, width: int) -> bool:
+    """Whether scales stand row by row, `width` bytes or just the used columns apart, where all blocks [rows, columns] in use need one, and nowhere else."""
+    rows, columns = used.shape
+    for stride in {width, columns}:
+        there = torch.zeros_like(flat, dtype=torch.bool)
+        at = torch.arange(rows)[:, None] * stride + torch.arange(columns)
+        there[at] = True
+        if bool((flat[at] != 0)[used].all()) and not flat[~there].any():
+            return True
+    return False
 
 
 def explained_by_means(scales: Tensor, counts: Tensor | None = None) -> float | None:

@@ -8,7 +8,7 @@ from ..errors import MxdebugError
 from .activation_faults import X_FAULTS
 from .call_faults import CALL_FAULTS, INPUT_FAULTS, KERNEL_FAULTS, OUTPUT_FAULTS, PARAMETER_FAULTS, ROUTING_FAULTS, TWO_CALLS_FAULTS
 from .cut_faults import CUT_FAULT, cuts_block, split_evenly
-from .fault import OPERANDS, SCALARS, Fault, KernelChange, Situation
+from .fault import OPERANDS, QUANTISED_WITH, SCALARS, Fault, KernelChange, Situation
 from .linear_faults import LINEAR_FAULTS, LinearFault, linear_fault
 from .linear_records import NEW_FAULTS
 from .linear_situation import LinearRun, LinearSituation
@@ -27,4 +27,4 @@ def fault(id: str) -> Fault:
     return FAULTS[id]
 
 
-__all__ = ["ROUTING_FAULTS", "VALUE_FAULTS", "TWO_CALLS_FAULTS", "RANK_FAULTS", "DAMAGE_FAULTS", "LAYER_FAULTS", "X_FAULTS", "CALL_FAULTS", "CHECKPOINT_FAULTS", "CUT_FAULT", "cuts_block", "split_evenly", "SCALARS", "SCALAR_FAULTS", "ScalarFault", "FAULTS", "INPUT_FAULTS", "KERNEL_FAULTS", "LINEAR_FAULTS", "LinearFault", "LinearRun", "LinearSituation", "linear_fault", "OPERANDS", "OPERAND_FAULTS", "OUTPUT_FAULTS", "PARAMETER_FAULTS", "Fault", "KernelChange", "Situation", "fault"]
+__all__ = ["ROUTING_FAULTS", "VALUE_FAULTS", "TWO_CALLS_FAULTS", "RANK_FAULTS", "DAMAGE_FAULTS", "LAYER_FAULTS", "X_FAULTS", "CALL_FAULTS", "CHECKPOINT_FAULTS", "CUT_FAULT", "cuts_block", "split_evenly", "QUANTISED_WITH", "SCALARS", "SCALAR_FAULTS", "ScalarFault", "FAULTS", "INPUT_FAULTS", "KERNEL_FAULTS", "LINEAR_FAULTS", "LinearFault", "LinearRun", "LinearSituation", "linear_fault", "OPERANDS", "OPERAND_FAULTS", "OUTPUT_FAULTS", "PARAMETER_FAULTS", "Fault", "KernelChange", "Situation", "fault"]

@@ -17,6 +17,7 @@ from ..reference import Activation, MoELayer, Parallel
 Slots = Callable[[str, Form, Contract], Mapping[str, Any] | None]
 OPERANDS = ("w13", "w13_scale", "w13_bias", "w2", "w2_scale", "w2_bias")
 SCALARS = ("w13_alpha", "w2_alpha", "a2_gscale", "g1_scale_c")  # global scales that a kernel reads
+QUANTISED_WITH = "a1_gscale"  # the one that the caller quantised the activations with: passed, and not read for those
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..reference import MoELayer, Parallel
-from .fault import SCALARS, Fault, Situation, needs
+from .fault import QUANTISED_WITH, SCALARS, Fault, Situation, needs
 
 ALPHAS = ("w13_alpha", "w2_alpha")
 Change = Callable[[str, Mapping[str, Tensor], MoELayer], "Tensor | None"]
@@ -29,7 +29,7 @@ def input_scale(key: str, layer: MoELayer) -> Tensor:
 
 def _shared(key: str, right: Mapping[str, Tensor]) -> Tensor:
     """float32 [E]: the largest input scale, which serves all experts."""
-    return 1.0 / right["a1_gscale" if key == "w13_alpha" else "a2_gscale"]
+    return 1.0 / right[QUANTISED_WITH if key in ("w13_alpha", QUANTISED_WITH) else "a2_gscale"]
 
 
 def _weight(key: str, layer: MoELayer) -> Tensor:

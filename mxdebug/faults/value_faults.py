@@ -84,7 +84,7 @@ VALUE_FAULTS = (
     ),
     slot_fault(
         "scales-off",
-        "block scales are off by one power of two",
+        "block scales are off by a power of two",
         SCALES,
         "use one rule for the shared exponent, and one bias: exponent bytes are 127 + log2(scale)",
         ("vllm#53110", "vllm#43557", "aiter#3212"),

@@ -17,7 +17,7 @@ from ..contracts.activation import PARAMETERS, read_activation
 from ..diagnosis import Diagnosis
 from ..diagnosis.finding import DIFFERENT, EQUAL, SAME_VALUES, SUSPECTED, UNREAD, Finding
 from ..errors import MxdebugError
-from ..faults import SCALARS
+from ..faults import QUANTISED_WITH, SCALARS
 from ..recipes import recipe
 from ..recipes.w4a16.recipe import linear_recipe
 from . import figures
@@ -208,7 +208,7 @@ def _verdict(o: Operand, contract: Contract | LinearContract, d: Diagnosis, stat
         return UNCHECKED, looked[o.key]
     if not d.operands:
         return UNCHECKED, "that needs the checkpoint"
-    if o.key in (*SCALARS, "alpha"):
+    if o.key in (*SCALARS, QUANTISED_WITH, "alpha"):
         return RIGHT, "equals the checkpoint's"
     return UNCHECKED, "no diagnosis looks at it"
 
