@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,61 +11,71 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..formats import BlockTensor, ScaleCodec
+    from ..formats import BlockTensor, ElementCodec, ScaleCodec
 
-_BLOCK = 4096  # payload bytes of one program
+_BLOCK = 2048  # payload bytes of one program: whole blocks of every format
 
 
 @triton.jit
-def _packed(payload, scales, table, outer, out, total, part, each: tl.constexpr, has_outer: tl.constexpr, size: tl.constexpr):
+def _outer(outer, first, at, there, part, whole: tl.constexpr):
+    """The global scale of payload bytes first + at: one for the program where `whole`, since the division of each is dear."""
+    return tl.load(outer + first // part) if whole else tl.load(outer + (first + at) // part, there, 0.0)
+
+
+@triton.jit
+def _packed(payload, scales, table, outer, out, total, part, each: tl.constexpr, has_outer: tl.constexpr, whole: tl.constexpr, size: tl.constexpr):
     """Two E2M1 codes a byte. each: payload bytes of a block scale; part: payload bytes of a global scale."""
-    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
-    there = at < total
-    byte = tl.load(payload + at, there, 0).to(tl.int32)
-    scale = tl.load(table + tl.load(scales + at // each, there, 0).to(tl.int32))
-    code = tl.join(byte & 0xF, byte >> 4)
-    magnitude = code & 7
-    # 0 to 12 in halves: the mantissa, with its leading 1 from exponent 1 on, shifted by the exponent.
-    halves = tl.where(magnitude < 2, magnitude, ((magnitude & 1) | 2) << ((magnitude >> 1) - 1))
-    value = halves.to(tl.float32) * 0.5
-    value = (value.to(tl.int32, bitcast=True) | ((code & 8) << 28)).to(tl.float32, bitcast=True)  # the sign, of zero too
-    value = value * scale[:, None]
+    first = tl.program_id(0).to(tl.int64) * size
+    element = tl.arange(0, 2 * size)
+    at = element // 2
+    there = first + at < total
+    code = tl.load(payload + first + at, there, 0).to(tl.int32) >> (element % 2 * 4)
+    # The bits of an E2M1 code are those of an fp16 that is 2^14 times smaller, subnormals too.
+    value = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    value *= tl.load(table + tl.load(scales + first // each + at // each, there, 0).to(tl.int32))
     if has_outer:
-        value = value * tl.load(outer + at // part, there, 0.0)[:, None]
-    place = at[:, None] * 2 + tl.arange(0, 2)[None, :]
-    tl.store(out + place, value.to(out.dtype.element_ty), there[:, None])
+        value *= _outer(outer, first, at, there, part, whole)
+    tl.store(out + first * 2 + element, value.to(out.dtype.element_ty), there)
 
 
 @triton.jit
-def _single(payload, scales, table, elements, outer, out, total, part, each: tl.constexpr, has_outer: tl.constexpr, size: tl.constexpr):
+def _single(payload, scales, table, elements, outer, out, total, part, each: tl.constexpr, has_outer: tl.constexpr, whole: tl.constexpr, size: tl.constexpr):
     """One element a byte, by a table."""
-    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
-    there = at < total
-    value = tl.load(elements + tl.load(payload + at, there, 0).to(tl.int32)) * tl.load(table + tl.load(scales + at // each, there, 0).to(tl.int32))
+    first = tl.program_id(0).to(tl.int64) * size
+    at = tl.arange(0, size)
+    there = first + at < total
+    value = tl.load(elements + tl.load(payload + first + at, there, 0).to(tl.int32))
+    value *= tl.load(table + tl.load(scales + first // each + at // each, there, 0).to(tl.int32))
     if has_outer:
-        value = value * tl.load(outer + at // part, there, 0.0)
-    tl.store(out + at, value.to(out.dtype.element_ty), there)
+        value *= _outer(outer, first, at, there, part, whole)
+    tl.store(out + first + at, value.to(out.dtype.element_ty), there)
+
+
+@functools.cache
+def _on(codec: ScaleCodec | ElementCodec, device: torch.device) -> Tensor:
+    """The codec's table on a device: copying it each time would take longer than the kernel."""
+    return codec.table().to(device)
 
 
 def dequantise(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, outer: Tensor | None, out: Tensor | None) -> Tensor:
     """As `BlockTensor.dequantise`. outer: float32 [n], a global scale for each n-th part, or None."""
     device, total = t.payload.device, t.payload.numel()
     out = torch.empty(t.shape, dtype=dtype, device=device) if out is None else out
-    table, each = codec.table().to(device), t.format.block // (2 if t.format.packed else 1)
+    table, each = _on(codec, device), t.format.block // (2 if t.format.packed else 1)
     part, has = (total, False) if outer is None else (total // outer.numel(), True)
-    grid, scale = (triton.cdiv(total, _BLOCK),), table if outer is None else outer
+    grid, scale, whole = (triton.cdiv(total, _BLOCK),), table if outer is None else outer, part % _BLOCK == 0
     with torch.cuda.device(device):
         if t.format.packed:
-            _packed[grid](t.payload, t.scales, table, scale, out, total, part, each, has, _BLOCK)
+            _packed[grid](t.payload, t.scales, table, scale, out, total, part, each, has, whole, _BLOCK)
         else:
-            _single[grid](t.payload, t.scales, table, t.format.element.table().to(device), scale, out, total, part, each, has, _BLOCK)
+            _single[grid](t.payload, t.scales, table, _on(t.format.element, device), scale, out, total, part, each, has, whole, _BLOCK)
     return out
 
 
 @triton.jit
 def _sm90(logical, physical, total, columns, back: tl.constexpr, size: tl.constexpr):
     """The SM90 weight interleave: a lane has eight bytes of row r and eight of row r + 8 of a tile, which make four words (fast.cpu has the fields)."""
-    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)  # the number of the four words, in physical order
+    at = tl.program_id(0) * size + tl.arange(0, size)  # the number of the four words, in physical order: 32 bits for 32 GiB
     there = at < total
     across = columns // 16
     column, rest = at % across, at // across
