@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import MxdebugError
-from . import vllm
+from . import marlin, vllm
 from .plan import Plan, logical_operands
 from .recipe import Recipe
 from .form import PAD_ALL, PAD_END, PAD_HALVES, Form
@@ -30,4 +30,5 @@ def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
 
 __all__ = ["CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "CAST_TO_E4M3", "E4M3_AS_E8M0", "E4M3_FLUSHED", "E4M3_ROUNDED_UP", "E4M3_SHIFTED", "E8M0_AS_E4M3",
            "E8M0_FLUSHED", "E8M0_SHIFTED", "PAD_ALL", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadAll", "PadEnd",
-           "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "logical_operands", "recipe"]
+           "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "logical_operands", "marlin",
+           "recipe"]
