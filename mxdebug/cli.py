@@ -278,16 +278,26 @@ def select_linear(sm: int, dtype: str, linear_backend: str, flashinfer: str | No
 
 
 @main.command()
-@click.argument("text")
-def symptom(text: str) -> None:
-    """What an engine's error message, or a line of its log, means: about SwiGLU's parameters, or NVFP4 W4A16 linear layers. TEXT: the message, or a part of it."""
+@click.argument("text", required=False)
+def symptom(text: str | None) -> None:
+    """What an engine's error message, or a line of its log, means: about SwiGLU's parameters, or NVFP4 W4A16 linear layers. TEXT: the message, or a part of it;
+    without TEXT: the messages that are known.
+
+    Exit code: 0 it is known, 1 it is not.
+    """
     from .recipes import swiglu
+    from .recipes.symptom import fitting
     from .recipes.w4a16 import symptoms as linear
 
-    found = swiglu.symptom(text) or linear.symptom(text)
-    click.echo(found or f"not known. Known are {len(swiglu.SYMPTOMS)} messages about SwiGLU's parameters and {len(linear.SYMPTOMS)} about NVFP4 W4A16 linear layers; "
-               "for wrong output without a message: mxdebug doctor")
-    sys.exit(0 if found else 1)
+    known = (*swiglu.SYMPTOMS, *linear.SYMPTOMS)
+    if not text:
+        click.echo("\n".join(s.message for s in known))
+        return
+    found = fitting(known, text)
+    if not found:
+        click.echo("not known: `mxdebug symptom` lists the messages that are; for wrong output without a message: mxdebug doctor")
+        sys.exit(1)
+    click.echo(found[0].meaning if len(found) == 1 else "\n\n".join(f"{s.message}\n  {s.meaning}" for s in found))
 
 
 @main.command()

@@ -15,6 +15,8 @@ from mxdebug import recorded
 from mxdebug.calls import load
 from mxdebug.cli import main
 from mxdebug.faults import FAULTS
+from mxdebug.recipes import swiglu
+from mxdebug.recipes.w4a16 import symptoms as linear
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -73,6 +75,16 @@ def test_faults_lists_the_catalogue() -> None:
     code, output = run("faults")
     assert code == 0 and all(id in output for id in FAULTS)
     assert "vllm#51038" in run("faults", "scales-linear")[1]
+
+
+def test_symptom_takes_a_part_of_a_message_in_any_case() -> None:
+    whole = run("symptom", "ValueError: FlashInfer CuTe-DSL W4A16 requires\n BF16 input, got torch.float16")
+    assert whole[0] == 0 and "activations-not-bf16" in whole[1]
+    assert run("symptom", "requires BF16 input") == run("symptom", "w4a16 REQUIRES bf16") == whole
+    code, output = run("symptom", "does not support")
+    assert code == 0 and "CutlassNvFp4LinearKernel does not support W4A16\n" in output and "MoEActivation.SWIGLUOAI_UNINTERLEAVE activation\n" in output
+    assert run("symptom", "out of memory")[0] == 1
+    assert run("symptom") == (0, "\n".join(s.message for s in (*swiglu.SYMPTOMS, *linear.SYMPTOMS)) + "\n")
 
 
 def test_doctor_says_what_is_missing_here() -> None:
