@@ -266,6 +266,27 @@ def test_recorded_calls_are_found_by_an_index(name: str, parallel: Parallel, tmp
     assert d.verdict == diagnose(r.path, r.checkpoint_path).verdict
 
 
+def test_every_position_is_looked_at(tmp_path: Path) -> None:
+    """Experts 1 and 2 exchanged in every operand; without a checkpoint the diagnosis says where the call belongs."""
+    r = recorded.call("c02")
+    scan(r.checkpoint_path, index=tmp_path / "index")
+    call, index = load(r.path), load_index(tmp_path / "index")
+    count = len(call.arguments["fc1_expert_weights"])
+    w13 = call.arguments["fc1_expert_weights"].clone()
+    w13[[count - 3, count - 2]] = w13[[count - 2, count - 3]]
+    moved = replace(call, arguments={**call.arguments, "fc1_expert_weights": w13})
+    said = str(where(moved, index))
+    a, b = count - 3, count - 2
+    assert f"{count - 2} of {count} positions hold experts in order, from expert 0 on; but position {a} holds expert {b}, position {b} holds expert {a}" in said
+    assert f"position {a} holds expert {b}" in dict(diagnose(moved, index=index).call)["place"]
+
+
+def test_the_module_of_a_call_of_experts_is_refused() -> None:
+    r = recorded.call("c02")
+    with pytest.raises(MxdebugError, match="module: expected none for a mixture of experts"):
+        diagnose(r.path, r.checkpoint_path, module="foo")
+
+
 def test_a_call_of_another_model_is_not_found(tmp_path: Path) -> None:
     scan(recorded.call("c02").checkpoint_path, index=tmp_path / "index")
     with pytest.raises(MxdebugError, match="call and index: expected rows of this call's w13 among those of a layer, got none of them"):
