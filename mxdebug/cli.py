@@ -102,9 +102,11 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
         if checkpoint is not None and (stale := found.stale(checkpoint)):
             raise MxdebugError(f"--index {index.name}", "an index of this checkpoint", "; ".join(stale[:3]), "files that changed: mxdebug scan --index again")
     _threads(max(r.size for r in recordings))
+    names = [r.source.name for r in recordings]
     worst, verdicts, entries = 0, {}, []
     for r in recordings:
-        call = None
+        call, name = None, r.source.name
+        heading = f"--- {printable(name if names.count(name) == 1 else f'{r.source.parent.name}/{name}')}"
         try:
             call = r.load()
             d = run(call, opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent), module=module, index=found)
@@ -113,7 +115,7 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
             if len(recordings) == 1:
                 write(entries)
                 raise
-            click.echo(f"--- {printable(r.source.name)}\nNOT READ: {error}\n")
+            click.echo(f"{heading}\nNOT READ: {error}\n")
             worst, verdict = 2, "not read"
         else:
             entries.append(Entry.of(r, d, call))
@@ -121,9 +123,9 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
             if len(recordings) == 1:
                 click.echo(str(d))
             elif d.ok:
-                click.echo(f"--- {printable(r.source.name)}\nRIGHT (layer {dict(d.call).get('layer', '?').split(' ')[0]})\n")
+                click.echo(f"{heading}\nRIGHT (layer {dict(d.call).get('layer', '?').split(' ')[0]})\n")
             else:
-                click.echo(f"--- {printable(r.source.name)}\n{d}\n")
+                click.echo(f"{heading}\n{d}\n")
         verdicts[verdict] = verdicts.get(verdict, 0) + 1
     if len(recordings) > 1:
         click.echo(f"{len(recordings)} calls: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))

@@ -63,8 +63,8 @@ def test_every_call_of_a_session_counts(tmp_path: Path) -> None:
     (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.ROOT / "calls"), "expected"),
     (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c12").checkpoint_path), "call and checkpoint"),
     (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c01").checkpoint_path, "--layer", 7), "layer"),
-    (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c01").checkpoint_path, "--engine", "sglang"), "vllm 0.33"),
-    (("demo", "c99"), "c01"), (("faults", "nothing"), "rows-gate-up"),
+    (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c01").checkpoint_path, "--engine", "sglang"), "only vllm"),
+    (("demo", "c99"), "c01"), (("faults", "nothing"), "`mxdebug faults` lists all"), (("faults", "rows-gate"), "rows-gate-up"),
 ])
 def test_bad_input_is_one_message_and_code_2(arguments: tuple[object, ...], part: str) -> None:
     code, output = run(*arguments)
@@ -75,6 +75,21 @@ def test_faults_lists_the_catalogue() -> None:
     code, output = run("faults")
     assert code == 0 and all(id in output for id in FAULTS)
     assert "vllm#51038" in run("faults", "scales-linear")[1]
+
+
+def test_what_is_misspelt_is_answered_with_what_is_near() -> None:
+    code, output = run("contract", "nvfp4/flashinfer_trtlm")
+    assert code == 2 and "likely    perhaps nvfp4/FLASHINFER_TRTLLM\n" in output and "nvfp4_w4a16/flashinfer_cutedsl/sm12x" in output
+    code, output = run("faults", "nonexist")
+    assert code == 2 and "expected  one of the" in output and len(output) < 300
+
+
+def test_calls_of_one_name_are_headed_apart(tmp_path: Path) -> None:
+    call = load(recorded.call("c01").path)
+    for session in ("a", "b"):
+        call.save(tmp_path / session)
+    output = run("diagnose", tmp_path)[1]
+    assert "--- a/2026" in output and "--- b/2026" in output
 
 
 def test_symptom_takes_a_part_of_a_message_in_any_case() -> None:

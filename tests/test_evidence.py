@@ -267,18 +267,16 @@ def test_recorded_calls_are_found_by_an_index(name: str, parallel: Parallel, tmp
 
 
 def test_every_position_is_looked_at(tmp_path: Path) -> None:
-    """Experts 1 and 2 exchanged in every operand; without a checkpoint the diagnosis says where the call belongs."""
+    """Two experts exchanged, also where many are here; without a checkpoint the diagnosis says where the call belongs."""
     r = recorded.call("c02")
     scan(r.checkpoint_path, index=tmp_path / "index")
     call, index = load(r.path), load_index(tmp_path / "index")
-    count = len(call.arguments["fc1_expert_weights"])
-    w13 = call.arguments["fc1_expert_weights"].clone()
-    w13[[count - 3, count - 2]] = w13[[count - 2, count - 3]]
+    w13 = call.arguments["fc1_expert_weights"][[0, 2, 1, 3]]
     moved = replace(call, arguments={**call.arguments, "fc1_expert_weights": w13})
-    said = str(where(moved, index))
-    a, b = count - 3, count - 2
-    assert f"{count - 2} of {count} positions hold experts in order, from expert 0 on; but position {a} holds expert {b}, position {b} holds expert {a}" in said
-    assert f"position {a} holds expert {b}" in dict(diagnose(moved, index=index).call)["place"]
+    assert "2 of 4 positions hold experts in order, from expert 0 on; but position 1 holds expert 2, position 2 holds expert 1\n" in str(where(moved, index))
+    assert "; experts 2 of 4 positions hold" in dict(diagnose(moved, index=index).call)["place"]
+    many = where(replace(call, arguments={**call.arguments, "fc1_expert_weights": torch.cat([w13, w13])}), index)
+    assert many.experts == tuple(enumerate([0, 2, 1, 3, 0, 2, 1, 3]))
 
 
 def test_the_module_of_a_call_of_experts_is_refused() -> None:

@@ -62,7 +62,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
             layer, tp = place.layer, tp or (place.parallel if place.parallel.tp_size > 1 else None)
     d = _diagnose(call, checkpoint, layer, engine, tp, sent, module)
     if place is not None and checkpoint is None:  # with one, the diagnosis names the layer itself
-        d = replace(d, call=(*d.call, ("place", " ".join(str(place).split()))))
+        d = replace(d, call=(*d.call, ("place", "; ".join(" ".join(line.split()) for line in str(place).splitlines()))))
     return replace(d, open=(f"the outputs could not be read: {call.lost}", *d.open)) if call.lost else d
 
 
