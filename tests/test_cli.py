@@ -77,6 +77,23 @@ def test_faults_lists_the_catalogue() -> None:
     assert "vllm#51038" in run("faults", "scales-linear")[1]
 
 
+def test_faults_of_linear_layers_are_all_that_were_found_there() -> None:
+    output = run("faults", "--linear")[1]
+    for id in ("wrong-tp-slice", "contract-broken", "input-not-finite", "operand-of-another-layer", "output-not-sliced"):
+        assert f"  {id} " in output, id
+    assert "router-squared" not in output
+
+
+def test_a_crash_dump_that_is_cut_to_nothing_says_why(tmp_path: Path) -> None:
+    """Ids for 2 of 6 tokens break the contract only as a whole. What is written can be read by others."""
+    call = load(recorded.call("c04").path)
+    few = {**call.arguments, "token_selected_experts": call.arguments["token_selected_experts"][:2]}
+    replace(call, arguments=few, outputs=(), status="crashed").save(tmp_path)
+    code, output = run("cut", tmp_path, "--checkpoint", recorded.call("c04").checkpoint_path, "--out", tmp_path / "cut", "--layer", 0)
+    assert code == 0 and "kept      6 of 6 tokens" in output and "why all   there is no output to cut by" in output
+    assert (tmp_path / "cut" / "checkpoint" / "model.safetensors").stat().st_mode == (tmp_path / "cut" / "checkpoint" / "config.json").stat().st_mode
+
+
 def test_what_is_misspelt_is_answered_with_what_is_near() -> None:
     code, output = run("contract", "nvfp4/flashinfer_trtlm")
     assert code == 2 and "likely    perhaps nvfp4/FLASHINFER_TRTLLM\n" in output and "nvfp4_w4a16/flashinfer_cutedsl/sm12x" in output

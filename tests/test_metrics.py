@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mxdebug.errors import MxdebugError
-from mxdebug.metrics import Comparison, compare
+from mxdebug.metrics import Comparison, compare, plain
 
 NAN, INF = math.nan, math.inf
 
@@ -32,6 +32,11 @@ def test_equal_tensors() -> None:
     assert c.bit_identical and str(c).startswith("bit-identical; relative L2 0.0000")
     assert (c.elements, c.differing, c.max_ulps, c.masks_equal, c.norm_ratio, c.relative_l2) == (15, 0, 0, True, 1.0, 0.0)
     assert c.cosine == pytest.approx(1.0, abs=1e-15)
+
+
+def test_large_distances_are_short() -> None:
+    assert [plain(v) for v in (0.0, 0.0514, 999.9, 1000.0, 30212351421.135, INF)] == ["0.000", "0.051", "999.900", "1.00e+03", "3.02e+10", "inf"]
+    assert "relative L2 1.00e+10, cosine" in str(compare(bf16(1e10), bf16(1.0)))
 
 
 @pytest.mark.parametrize(("a", "b", "ulps", "why"), [

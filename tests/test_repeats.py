@@ -21,6 +21,7 @@ def test_each_is_named(fault, path: str) -> None:
     s = probe(path)
     d = compare_calls(s.call(), fault.injected(s).call())
     assert [(f.id, f.strength) for f in d.findings] == [(fault.id, PROVED)] and d.verdict == "wrong", str(d)
+    assert (d.findings[0].effect is None) == (fault.id == "output-stale")  # an old output differs from itself by nothing
     if fault.id == "output-varies":
         assert "call 1's output follows from what was passed and call 1's output does not follow" in d.findings[0].evidence
         columns = len(s.build()[1][0])  # what the kernel writes, padding included

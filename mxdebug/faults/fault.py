@@ -153,7 +153,7 @@ class Fault:
         """The situation with this fault; keys: which operands it strikes (all that it can, by default)."""
         there = tuple(k for k in self.strikes if k in situation.plan.forms or k in SCALARS)
         for k in there if keys is None else keys:
-            if k not in there:
+            if k not in self.strikes or (k in OPERANDS and k not in there):  # "call" and "kernel" are struck anywhere
                 raise MxdebugError(f"operand for fault {self.id}", f"one of {', '.join(there)}" if there else "none: it strikes no operand here", repr(k),
                                    "this path has no such operand" if k in self.strikes else "")
         return self.inject(situation, there if keys is None else keys)
