@@ -173,6 +173,10 @@ def test_book_holds_every_record() -> None:
     ids = [i for f in FAMILIES for i in f.ids]
     assert sorted(ids) == sorted(FAULTS) and len(set(ids)) == len(ids) and set(FILES) <= set(FAULTS) and set(FILES.values()) <= set(RULES)
     text = markdown()
+    assert "[vllm#51038](https://github.com/vllm-project/vllm/issues/51038)" in text and "[NeMo-RL#" not in text
+    assert text.count("not 16 scale columns for 128x4") == 1 and text.count("P?P, for example") == 1
+    placed = text.partition("### scales-v-cache\n")[2].partition("###")[0]
+    assert "**proved by**" not in placed and "**shows on**" not in placed and "**strikes**" in placed  # as the chapter says
     assert all(f"### {id}\n" in text for id in ids) and all(r in text for f in FAULTS.values() for r in f.reports)
     written = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
     assert written == text + "\n", "write it again: mxdebug faults --book > docs/faults.md"
