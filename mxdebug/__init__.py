@@ -18,13 +18,22 @@ __all__ = ["MxdebugError", "__version__", "capture", "capture_runs", "diagnose",
 _LAZY = {"diagnose": ("diagnosis", "diagnose"), "diagnose_run": ("diagnosis", "diagnose_run"), "open_checkpoint": ("checkpoints", "open_checkpoint"),
          "load_call": ("calls", "load"), "capture": ("calls", "capture"), "save_run": ("diagnosis.linear_run", "save_run"),
          "capture_runs": ("diagnosis.linear_run", "capture_runs")}
+# The rooms above and what else documents name as mxdebug.ROOM: reachable after `import mxdebug` alone.
+_ROOMS = ("audit", "calls", "checkpoints", "confusion", "contracts", "cut", "diagnosis", "evidence", "exchange", "faults", "formats", "glossary",
+          "layouts", "metrics", "probe", "recipes", "reference", "report", "scan", "verify", "views")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_ROOMS})
 
 
 def __getattr__(name: str) -> object:
     # Loaded when first used, so that `import mxdebug` costs little more than torch's own import.
-    if name in _LAZY:
-        import importlib
+    import importlib
 
+    if name in _ROOMS:
+        return importlib.import_module(f".{name}", __name__)
+    if name in _LAZY:
         module, attribute = _LAZY[name]
         if name.startswith("diagnose"):
             importlib.import_module(".views", __name__)  # registers how a diagnosis looks in a notebook

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from .confusion_files import measured_files, strikes, table_files
 from .evidence import CONSISTENT, KINDS, OF_RUNS, OUTCOMES, PROVED, best, measured, table
@@ -26,6 +27,41 @@ FILES = {
     "padding-not-zero": "path-pads",
     "experts-stride": "path-pads",
 }
+
+
+# Where a report's number is looked up; a repository that is not here stays text.
+REPOSITORIES = {
+    "vllm": "vllm-project/vllm",
+    "sglang": "sgl-project/sglang",
+    "flashinfer": "flashinfer-ai/flashinfer",
+    "TensorRT-LLM": "NVIDIA/TensorRT-LLM",
+    "TransformerEngine": "NVIDIA/TransformerEngine",
+    "Model-Optimizer": "NVIDIA/Model-Optimizer",
+    "cutlass": "NVIDIA/cutlass",
+    "torchao": "pytorch/ao",
+    "triton": "triton-lang/triton",
+    "transformers": "huggingface/transformers",
+    "aiter": "ROCm/aiter",
+    "compressed-tensors": "vllm-project/compressed-tensors",
+    "llm-compressor": "vllm-project/llm-compressor",
+}
+SHARED = 3  # so many records of a chapter with one line: it stands once, before them
+
+WORDS = """\
+- *strikes* names the operands that a fault can be in: `w13` gate and up in one tensor, `w2` down, each with `_scale` (block scales) and `_bias`.
+- `w13_alpha`, `w2_alpha`: one number an expert, the weight's global scale times that of its activations. `a2_gscale`: what the kernel multiplies the
+  inner activation with before it quantises it to NVFP4. `g1_scale_c`: TRT-LLM's one number for both, alpha times `a2_gscale` (without gate `a2_gscale` alone).
+- *Not 16 scale columns for 128x4*: with exactly 16 columns of scales the swizzle in tiles of 128 x 4 is its own inverse, so doing it and
+  undoing it give the same bytes.
+- A *slot* of a token is one of its top-k places for an expert.
+- *Evidence* is what proves or shows a fault at best, on any path: *converted weights*, *a call alone*, *call and checkpoint*, *two calls*, *the files alone*.
+- All other words: [glossary](../notebooks/glossary.md)."""
+
+
+def linked(report: str) -> str:
+    """A report such as "vllm#51038" as Markdown; GitHub leads from issues/N to the pull request of that number."""
+    name, _, number = report.partition("#")
+    return f"[{report}](https://github.com/{REPOSITORIES[name]}/issues/{number})" if name in REPOSITORIES else report
 
 
 def evidence(id: str) -> list[tuple[str, str]]:
@@ -65,16 +101,22 @@ def markdown() -> str:
         "Made from the records by `mxdebug faults --book`. Each fault can be put into a made call (`inject`) and is recognised by the evidence named; "
         "`mxdebug confusion` prints which evidence names which fault on which path, and the table stands at the end.",
         "",
+        WORDS,
+        "",
     ]
     for chapter in FAMILIES:
         lines += [f"## {chapter.title}", "", chapter.about, ""]
-        for id in chapter.ids:
-            parts = dict(record(id))
+        records = {id: dict(record(id)) for id in chapter.ids}
+        shared = _shared(records.values())
+        if shared:
+            lines += ["Where an entry does not say otherwise:", "", *(f"- **{label}** {text}" for label, text in shared.items()), ""]
+        for id, parts in records.items():
+            parts["reports"] = ", ".join(map(linked, FAULTS[id].reports)) or "none"
             lines += [f"### {id}", "", f"{_sentence(FAULTS[id].title)}", ""]
             lines += [
                 f"- **{label}** {parts[label]}"
                 for label in ("strikes", "proved by", "shows on", "evidence", "fix", "reports")
-                if parts[label] != "none"
+                if parts[label] not in ("none", shared.get(label))
             ] + [""]
     lines += [
         "## The files themselves",
@@ -88,11 +130,21 @@ def markdown() -> str:
     for r in RULES.values():
         lines += [
             f"- **{r.id}** ({r.severity}) {_sentence(r.title)} {_sentence(r.means)} Strikes: {strikes(r.id)}. Fix: {r.fix}."
-            + (f" Reports: {', '.join(r.reports)}." if r.reports else "")
+            + (f" Reports: {', '.join(map(linked, r.reports))}." if r.reports else "")
         ]
     lines += ["", "```text", table_files(measured_files()), "```"]
     lines += ["", "## Which evidence names which fault", "", "```text", table(measured()), "```"]
     return "\n".join(lines)
+
+
+def _shared(records: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """label -> the text that most of these records have under it, where at least `SHARED` do."""
+    records, out = list(records), {}
+    for label in ("proved by", "shows on", "fix"):
+        text, count = Counter(r[label] for r in records).most_common(1)[0]
+        if count >= SHARED:
+            out[label] = text
+    return out
 
 
 def _sentence(text: str) -> str:

@@ -102,9 +102,11 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
         if checkpoint is not None and (stale := found.stale(checkpoint)):
             raise MxdebugError(f"--index {index.name}", "an index of this checkpoint", "; ".join(stale[:3]), "files that changed: mxdebug scan --index again")
     _threads(max(r.size for r in recordings))
+    names = [r.source.name for r in recordings]
     worst, verdicts, entries = 0, {}, []
     for r in recordings:
-        call = None
+        call, name = None, r.source.name
+        heading = f"--- {printable(name if names.count(name) == 1 else f'{r.source.parent.name}/{name}')}"
         try:
             call = r.load()
             d = run(call, opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent), module=module, index=found)
@@ -113,7 +115,7 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
             if len(recordings) == 1:
                 write(entries)
                 raise
-            click.echo(f"--- {printable(r.source.name)}\nNOT READ: {error}\n")
+            click.echo(f"{heading}\nNOT READ: {error}\n")
             worst, verdict = 2, "not read"
         else:
             entries.append(Entry.of(r, d, call))
@@ -121,9 +123,9 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
             if len(recordings) == 1:
                 click.echo(str(d))
             elif d.ok:
-                click.echo(f"--- {printable(r.source.name)}\nRIGHT (layer {dict(d.call).get('layer', '?').split(' ')[0]})\n")
+                click.echo(f"{heading}\nRIGHT (layer {dict(d.call).get('layer', '?').split(' ')[0]})\n")
             else:
-                click.echo(f"--- {printable(r.source.name)}\n{d}\n")
+                click.echo(f"{heading}\n{d}\n")
         verdicts[verdict] = verdicts.get(verdict, 0) + 1
     if len(recordings) > 1:
         click.echo(f"{len(recordings)} calls: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))
@@ -278,16 +280,26 @@ def select_linear(sm: int, dtype: str, linear_backend: str, flashinfer: str | No
 
 
 @main.command()
-@click.argument("text")
-def symptom(text: str) -> None:
-    """What an engine's error message, or a line of its log, means: about SwiGLU's parameters, or NVFP4 W4A16 linear layers. TEXT: the message, or a part of it."""
+@click.argument("text", required=False)
+def symptom(text: str | None) -> None:
+    """What an engine's error message, or a line of its log, means: about SwiGLU's parameters, or NVFP4 W4A16 linear layers. TEXT: the message, or a part of it;
+    without TEXT: the messages that are known.
+
+    Exit code: 0 it is known, 1 it is not.
+    """
     from .recipes import swiglu
+    from .recipes.symptom import fitting
     from .recipes.w4a16 import symptoms as linear
 
-    found = swiglu.symptom(text) or linear.symptom(text)
-    click.echo(found or f"not known. Known are {len(swiglu.SYMPTOMS)} messages about SwiGLU's parameters and {len(linear.SYMPTOMS)} about NVFP4 W4A16 linear layers; "
-               "for wrong output without a message: mxdebug doctor")
-    sys.exit(0 if found else 1)
+    known = (*swiglu.SYMPTOMS, *linear.SYMPTOMS)
+    if not text:
+        click.echo("\n".join(s.message for s in known))
+        return
+    found = fitting(known, text)
+    if not found:
+        click.echo("not known: `mxdebug symptom` lists the messages that are; for wrong output without a message: mxdebug doctor")
+        sys.exit(1)
+    click.echo(found[0].meaning if len(found) == 1 else "\n\n".join(f"{s.message}\n  {s.meaning}" for s in found))
 
 
 @main.command()

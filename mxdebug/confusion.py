@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from .calls import Call
-from .checkpoints import CheckpointLayer
 from .checkpoints.settings import Routing
 from .contracts import Contract
 from .diagnosis import Diagnosis, diagnose
@@ -24,12 +23,13 @@ from .errors import MxdebugError
 from .evidence import AMONG, CANNOT, EQUIVALENT, KINDS, MISSED, OPEN, OUTCOMES, RELATED, SEEN
 from .faults import FAULTS, OPERANDS, SCALARS, Fault, LinearSituation, Situation
 from .faults.call_faults import SCALING
-from .layouts import GATE_UP, INTERLEAVED
 from .probe import probe
 from .recipes import RECIPES
 from .reference import Parallel
 
 PATHS = tuple(dict.fromkeys(r.path for r in RECIPES))
+
+
 @dataclass(frozen=True)
 class Case:
     """One fault in one situation of a path, and what each kind of evidence made of it (a key of OUTCOMES)."""
@@ -55,18 +55,6 @@ _ROUTING = {
 _OF_THE_FILE = ("global-shared-by-halves", "gelu-tanh-as-erf")  # these bring a checkpoint of their own
 # Where a kernel takes one number with a default, the default is "not passed".
 SAME = {f"swiglu-{n}-changed": f"swiglu-{n}-lost" for n in ("alpha", "beta")}
-
-
-def call_of(s: Situation, arguments: Mapping[str, Any], output: Tensor | None) -> Call:
-    """A recorded call with these arguments; without an output it did not return."""
-    return Call.made(s.recipe.contract.function, arguments, output)
-
-
-def layer_of(s: Situation) -> CheckpointLayer:
-    """The checkpoint's layer of a situation."""
-    return CheckpointLayer(
-        0, s.recipe.checkpoint, s.layer, INTERLEAVED if s.recipe.checkpoint == "gpt-oss" else GATE_UP, {}, {}, frozenset()
-    )
 
 
 def situations(path: str) -> Iterator[Situation]:
@@ -141,11 +129,11 @@ def examine(fault: Fault, path: str) -> Case:
     moved = (
         wrong is None or fault.id in (*_ROUTING, *_OF_THE_FILE) or not torch.equal(wrong[:, : s.layer.hidden], clean[:, : s.layer.hidden])
     )
-    chosen = layer_of(broken if fault.id in _OF_THE_FILE else s)
+    chosen = (broken if fault.id in _OF_THE_FILE else s).checkpoint()
     chosen = replace(chosen, routing=_ROUTING.get(fault.id, chosen.routing))
     told = s.recipe.contract.parallel(arguments).tp_size == s.parallel.tp_size
     tp = None if told else s.parallel
-    call = call_of(broken, arguments, wrong)
+    call = Call.made(s.recipe.contract.function, arguments, wrong)
     ways: dict[str, Callable[[], Diagnosis]] = {"call": lambda: diagnose(call), "together": lambda: diagnose(call, chosen, tp=tp)}
     if set(fault.strikes) & {*OPERANDS, *SCALARS}:
         known = kept(s.recipe.contract)

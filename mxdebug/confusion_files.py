@@ -95,7 +95,8 @@ def measured_files() -> dict[str, dict[str, str]]:
 
 def table_files(found: Cells) -> str:
     """A line an injection, a column a kind; then the counts."""
-    lines = ["Each cell: what `mxdebug scan` makes of a small checkpoint of this kind with this fault.", ""]
+    lines = ["Each cell: what `mxdebug scan` makes of a small checkpoint of this kind with this fault.",
+             "P under (1), for example: in a checkpoint of the first kind it is found.", ""]
     lines += [f"  {letter}  {means}" for letter, means in LETTERS.items()] + [""]
     lines += [f"  ({i}) {kind}" for i, kind in enumerate(found, 1)] + [""]
     width = max(len(i.rule) for i in INJECTIONS)

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .calls import Call
-from .checkpoints import CheckpointLinear
 from .checkpoints.writing import save
 from .confusion import Case, judged
 from .contracts import LINEAR_CONTRACTS
@@ -58,11 +56,6 @@ def linear_situations(path: str) -> Iterator[LinearSituation]:
         yield _situation(path, made_linear(sum(parts), k, parts=parts, differ=differ))
 
 
-def linear_of(s: LinearSituation) -> CheckpointLinear:
-    """The checkpoint's layer of a situation."""
-    return CheckpointLinear("model.layers.0.self_attn.qkv_proj", s.recipe.checkpoint, s.layer, {}, s.layer.format.block)
-
-
 def struck(fault: Fault, path: str) -> Struck | None:
     """The fault in the first situation in which it moves the layer's output, or stops it; None where it cannot strike the path."""
     if fault.id not in LINEAR_FAULTS:
@@ -76,7 +69,7 @@ def struck(fault: Fault, path: str) -> Struck | None:
         right, run = s.run().output, broken.run()
         if run.output is not None and run.output.shape == right.shape and torch.equal(run.output, right):
             continue
-        call, chosen = _call(s, *broken.build()), linear_of(broken)
+        call, chosen = broken.call(), broken.checkpoint()
         if strike.level == LAYER:  # the kernel's call is right
             return Struck(s, call, lambda: diagnose_run(run, chosen, s.recipe.contract))
         return Struck(s, call, lambda: diagnose(call, chosen))
@@ -103,10 +96,6 @@ def _qkv(seed: int = 0) -> LinearLayer:
     return made_linear(sum(_ROWS), _K, parts=_ROWS, differ=False, seed=seed)
 
 
-def _call(s: LinearSituation, arguments: dict[str, Any], output: Tensor | None) -> Call:
-    return Call.made(s.recipe.contract.function, arguments, output)
-
-
 # -- faults that no slot of the plan has: of the activations, of the arguments, of another part of the checkpoint ---------------------
 
 
@@ -115,8 +104,8 @@ def _of_x(path: str, value: float) -> Struck:
     x = right.x.clone()
     x[1, 2, 7] = value
     s = replace(right, x=x)
-    call = _call(s, *s.build())
-    return Struck(right, call, lambda: diagnose(call, linear_of(s)))
+    call = s.call()
+    return Struck(right, call, lambda: diagnose(call, s.checkpoint()))
 
 
 def _beyond_fp16(path: str) -> Struck | None:
@@ -128,21 +117,21 @@ def _refused(path: str) -> Struck:
     s = _situation(path, _qkv())
     arguments = s.arguments()
     s.recipe.contract.operand("alpha").put(arguments, s.layer.global_scales)
-    call = _call(s, arguments, None)
-    return Struck(s, call, lambda: diagnose(call, linear_of(s)))
+    call = Call.made(s.recipe.contract.function, arguments)
+    return Struck(s, call, lambda: diagnose(call, s.checkpoint()))
 
 
 def _another_layer(path: str) -> Struck:
     own, other = (_situation(path, _qkv(seed)) for seed in _SEEDS)
     c, arguments = own.recipe.contract, own.arguments()
     c.operand("weight_scale").put(arguments, c.get("weight_scale", other.arguments()))
-    call = _call(own, arguments, c.emulate(arguments))
+    call = Call.made(c.function, arguments, c.emulate(arguments))
     return Struck(own, call, lambda: _by_files(call, None))
 
 
 def _another_rank(path: str) -> Struck:
     s = _situation(path, _qkv().part(2, 0, "rows"))
-    call = _call(s, *s.build())
+    call = s.call()
     return Struck(s, call, lambda: _by_files(call, (2, 1)))
 
 

@@ -78,7 +78,8 @@ def table(found: Cells) -> str:
     paths = list(found)
     ids = [id for id in FAULTS if any(id in found[p] for p in paths)]
     width = max(map(len, ids), default=0)
-    lines = ["Each cell: converted weights next to the checkpoint, one recorded call alone, that call and its checkpoint.", ""]
+    lines = ["Each cell: converted weights next to the checkpoint, one recorded call alone, that call and its checkpoint.",
+             "P?P, for example: the weights prove it, the call alone leaves it undecided, call and checkpoint prove it.", ""]
     lines += [f"  {o.letter}  {o.means}" for o in OUTCOMES.values()] + [""]
     if any(p in LINEAR_CONTRACTS for p in paths):
         lines += ["On linear paths converted weights alone are not read, and the last letter of what a layer does around its kernel, which no",

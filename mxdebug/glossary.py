@@ -287,6 +287,10 @@ DIAGNOSIS = (
           "A known mistake, with a name such as scales-linear: where it strikes, what gives it away, how to put it in, what "
           "to change. `mxdebug faults` lists all.",
           ("inject",)),
+    Entry("probe",
+          "A small made call on which every fault that a path can have shows: sizes that need padding, scales that all "
+          "differ, biases, activations that reach a clamp. `mxdebug.probe.probe(PATH)` makes one; probe data is what it is made of.",
+          ("probe data",)),
     Entry("finding",
           "A fault with its evidence in one call: proved, where bytes are equal, or the output is reproduced bit for bit and "
           "by nothing else; consistent, where it explains what was seen, and others might; suspected, where only statistics "

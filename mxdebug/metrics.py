@@ -10,6 +10,11 @@ from torch import Tensor
 from .errors import MxdebugError
 
 
+def plain(value: float, digits: int = 3) -> str:
+    """A distance or a ratio as prints have it: decimals up to 1000, beyond that three significant digits."""
+    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.2e}"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """`got` against `want`.
@@ -39,7 +44,7 @@ class Comparison:
         if self.differing < 0:
             bits = f"{self.elements} elements whose bits cannot be compared"
         mask = "" if self.masks_equal else "; NaN or inf in other places"
-        return (f"{bits}{mask}; relative L2 {self.relative_l2:.4f}, cosine {self.cosine:.4f}, norm ratio {self.norm_ratio:.4f}")
+        return f"{bits}{mask}; relative L2 {plain(self.relative_l2, 4)}, cosine {self.cosine:.4f}, norm ratio {plain(self.norm_ratio, 4)}"
 
 
 def compare(got: Tensor, want: Tensor) -> Comparison:

@@ -7,8 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .contracts import CONTRACTS
 from .errors import MxdebugError
-from .faults import Situation
+from .evidence import measured
+from .faults import FAULTS, Fault, Situation
 from .formats import BlockFormat, BlockTensor
 from .recipes import RECIPES, Recipe
 from .reference import Activation, MoELayer, Parallel
@@ -26,7 +28,7 @@ def probe(
     *,
     checkpoint: str | None = None,
     gated: bool = True,
-    parallel: Parallel = Parallel(),
+    parallel: Parallel | tuple[int, int] = Parallel(),
     top_k: int = TOP_K,
     biased: bool = True,
     seed: int = 0,
@@ -34,25 +36,40 @@ def probe(
     """A right call of a MoE path on made data that hides nothing.
 
     path        such as "mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16"; checkpoint: the kind, by default the first that has a recipe
-    parallel    this rank's position; 4 experts in all
+    parallel    this rank's position, or its tensor-parallel (size, rank); 4 experts in all
     biased      biases, where the path has them
-    top_k       experts a token; with 1 the router weights are not 1, so that a weight on the wrong side shows
+    top_k       experts a token, 1 or 2; with 1 the router weights are not 1, so that a weight on the wrong side shows
 
     Block scales differ by row and by block and reach down to those that a decoder in fp16, or one without subnormals, flushes; activations are large
     in turn, so that pre-activations pass the clamp on both sides. Experts, biases, and global and input scales all differ. Sizes need padding where
-    the path pads. Raises MxdebugError for an unknown path, and where the path has no such layers.
+    the path pads. Raises MxdebugError for an unknown path, checkpoint kind or number of experts a token, and where the path has no such layers.
     """
     recipes = [r for r in RECIPES if r.path == path and checkpoint in (None, r.checkpoint)]
     if not recipes:
-        raise MxdebugError(
-            "path", f"one of {', '.join(sorted({r.path for r in RECIPES}))}", f"{path}{'' if checkpoint is None else f' for {checkpoint}'}"
-        )
+        kinds = [r.checkpoint for r in RECIPES if r.path == path]
+        if kinds:
+            raise MxdebugError(f"checkpoint kind for {path}", f"one of {', '.join(kinds)}", repr(checkpoint))
+        raise MxdebugError("path", f"one of {', '.join(dict.fromkeys(r.path for r in RECIPES))}", repr(path))
+    if not 1 <= top_k <= TOP_K:
+        raise MxdebugError("top_k", f"1 to {TOP_K}: as many router weights are made for a token", str(top_k))
+    if isinstance(parallel, tuple):
+        parallel = Parallel(*parallel)
     recipe, g = recipes[0], torch.Generator().manual_seed(seed)
     layer = _layer(recipe, gated, biased, g)
     x = (torch.randn(TOKENS, HIDDEN, generator=g) * _magnitude(recipe.contract.weights)).bfloat16()
     ids = torch.stack([(torch.arange(top_k) + t + t // EXPERTS) % EXPERTS for t in range(TOKENS)]).int()  # every expert, in several pairs
     weights = torch.softmax(torch.randn(TOKENS, TOP_K, generator=g), -1)[:, :top_k]
     return Situation.right(recipe, layer, x, ids, weights.contiguous(), parallel)
+
+
+def faults_for(path: str) -> list[Fault]:
+    """The faults of the catalogue that can strike a MoE path in some situation of the probe, as `mxdebug confusion` found.
+
+    `mxdebug.confusion.injected(fault, path)` puts each into the first situation in which it shows. Raises MxdebugError for another path.
+    """
+    if path not in CONTRACTS:
+        raise MxdebugError("path", f"one of {', '.join(CONTRACTS)}", repr(path))
+    return [FAULTS[id] for id in measured()[path]]
 
 
 def _magnitude(fmt: BlockFormat) -> float:

@@ -85,7 +85,7 @@ def call_of(arguments: Mapping[str, Any], output: Tensor | None, **changes: Any)
     call = dict(function="cutlass_fused_moe", module="flashinfer.fused_moe.core", arguments=arguments, defaulted=frozenset(),
                 outputs=() if output is None else (output,), status="crashed" if output is None else "completed",
                 versions={"flashinfer": "0.7.4", "torch": "2.11"}, sequence=1, timestamp="20260101_000000_000", process=1,
-                graph_capture=False, signature="", source=None)
+                graph_capture=False, signature=f"(*, {', '.join(arguments)})" if arguments else "()", source=None)
     return Call(**{**call, **changes})
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mxdebug.confusion import call_of, layer_of
+from mxdebug.calls import Call
 from mxdebug.diagnosis import diagnose
 from mxdebug.errors import MxdebugError
 from mxdebug.faults import Situation
@@ -90,15 +90,15 @@ def test_right_calls_stay_silent(recipe) -> None:
         except MxdebugError:
             continue  # vLLM has no such layers on this path
         for name, of, arguments, output in variants(s):
-            chosen = layer_of(of)
+            chosen = of.checkpoint()
             told = s.recipe.contract.parallel(arguments).tp_size == s.parallel.tp_size
-            d = diagnose(call_of(of, arguments, output), chosen, tp=None if told else s.parallel)
+            d = diagnose(Call.made(of.recipe.contract.function, arguments, output), chosen, tp=None if told else s.parallel)
             only_open = d.verdict == "undecided" and "in which order its activation scales lie" in d.summary
             assert (d.ok or only_open) and not d.findings, f"{recipe.path}, {settings}, {name}: {d}"
             count += 1
             if name != "as it is":
                 continue
-            alone = diagnose(call_of(of, arguments, output))
+            alone = diagnose(Call.made(of.recipe.contract.function, arguments, output))
             assert alone.verdict == "undecided" and not alone.findings, f"{recipe.path}, {settings}, {name}: {alone}"
     assert count >= 15  # 14 recipes: more than 200 in all
 
@@ -114,5 +114,5 @@ def test_softmax_before_or_after_the_choice_is_the_same() -> None:
     before = torch.softmax(logits, 1).gather(1, top.indices)
     for router in (before / before.sum(1, keepdim=True), torch.softmax(top.values, 1)):
         made = Situation.right(s.recipe, s.layer, s.x, top.indices.int(), router)
-        d = diagnose(call_of(made, *made.build()), replace(layer_of(made), routing=Routing(True, None, "norm_topk_prob")))
+        d = diagnose(made.call(), replace(made.checkpoint(), routing=Routing(True, None, "norm_topk_prob")))
         assert d.ok and not d.findings, str(d)

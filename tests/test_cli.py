@@ -15,6 +15,8 @@ from mxdebug import recorded
 from mxdebug.calls import load
 from mxdebug.cli import main
 from mxdebug.faults import FAULTS
+from mxdebug.recipes import swiglu
+from mxdebug.recipes.w4a16 import symptoms as linear
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -61,8 +63,8 @@ def test_every_call_of_a_session_counts(tmp_path: Path) -> None:
     (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.ROOT / "calls"), "expected"),
     (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c12").checkpoint_path), "call and checkpoint"),
     (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c01").checkpoint_path, "--layer", 7), "layer"),
-    (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c01").checkpoint_path, "--engine", "sglang"), "vllm 0.33"),
-    (("demo", "c99"), "c01"), (("faults", "nothing"), "rows-gate-up"),
+    (("diagnose", recorded.call("c01").path, "--checkpoint", recorded.call("c01").checkpoint_path, "--engine", "sglang"), "only vllm"),
+    (("demo", "c99"), "c01"), (("faults", "nothing"), "`mxdebug faults` lists all"), (("faults", "rows-gate"), "rows-gate-up"),
 ])
 def test_bad_input_is_one_message_and_code_2(arguments: tuple[object, ...], part: str) -> None:
     code, output = run(*arguments)
@@ -73,6 +75,48 @@ def test_faults_lists_the_catalogue() -> None:
     code, output = run("faults")
     assert code == 0 and all(id in output for id in FAULTS)
     assert "vllm#51038" in run("faults", "scales-linear")[1]
+
+
+def test_faults_of_linear_layers_are_all_that_were_found_there() -> None:
+    output = run("faults", "--linear")[1]
+    for id in ("wrong-tp-slice", "contract-broken", "input-not-finite", "operand-of-another-layer", "output-not-sliced"):
+        assert f"  {id} " in output, id
+    assert "router-squared" not in output
+
+
+def test_a_crash_dump_that_is_cut_to_nothing_says_why(tmp_path: Path) -> None:
+    """Ids for 2 of 6 tokens break the contract only as a whole. What is written can be read by others."""
+    call = load(recorded.call("c04").path)
+    few = {**call.arguments, "token_selected_experts": call.arguments["token_selected_experts"][:2]}
+    replace(call, arguments=few, outputs=(), status="crashed").save(tmp_path)
+    code, output = run("cut", tmp_path, "--checkpoint", recorded.call("c04").checkpoint_path, "--out", tmp_path / "cut", "--layer", 0)
+    assert code == 0 and "kept      6 of 6 tokens" in output and "why all   there is no output to cut by" in output
+    assert (tmp_path / "cut" / "checkpoint" / "model.safetensors").stat().st_mode == (tmp_path / "cut" / "checkpoint" / "config.json").stat().st_mode
+
+
+def test_what_is_misspelt_is_answered_with_what_is_near() -> None:
+    code, output = run("contract", "nvfp4/flashinfer_trtlm")
+    assert code == 2 and "likely    perhaps nvfp4/FLASHINFER_TRTLLM\n" in output and "nvfp4_w4a16/flashinfer_cutedsl/sm12x" in output
+    code, output = run("faults", "nonexist")
+    assert code == 2 and "expected  one of the" in output and len(output) < 300
+
+
+def test_calls_of_one_name_are_headed_apart(tmp_path: Path) -> None:
+    call = load(recorded.call("c01").path)
+    for session in ("a", "b"):
+        call.save(tmp_path / session)
+    output = run("diagnose", tmp_path)[1]
+    assert "--- a/2026" in output and "--- b/2026" in output
+
+
+def test_symptom_takes_a_part_of_a_message_in_any_case() -> None:
+    whole = run("symptom", "ValueError: FlashInfer CuTe-DSL W4A16 requires\n BF16 input, got torch.float16")
+    assert whole[0] == 0 and "activations-not-bf16" in whole[1]
+    assert run("symptom", "requires BF16 input") == run("symptom", "w4a16 REQUIRES bf16") == whole
+    code, output = run("symptom", "does not support")
+    assert code == 0 and "CutlassNvFp4LinearKernel does not support W4A16\n" in output and "MoEActivation.SWIGLUOAI_UNINTERLEAVE activation\n" in output
+    assert run("symptom", "out of memory")[0] == 1
+    assert run("symptom") == (0, "\n".join(s.message for s in (*swiglu.SYMPTOMS, *linear.SYMPTOMS)) + "\n")
 
 
 def test_doctor_says_what_is_missing_here() -> None:

@@ -704,7 +704,7 @@ def test_unknown_calls_and_engines() -> None:
     arguments, output = situation("gptoss").build()
     with pytest.raises(MxdebugError, match="call: expected cutlass_fused_moe.*got trtllm_fp4_block_scale_moe"):
         diagnose(call_of(arguments, output, function="trtllm_fp4_block_scale_moe"))
-    with pytest.raises(MxdebugError, match="recipe: expected one of: vllm 0.33"):
+    with pytest.raises(MxdebugError, match="engine: expected only vllm, got 'sglang'"):
         diagnose(call_of(arguments, output), checkpoint_layer("gptoss-tiny"), engine="sglang")
     d = diagnose(call_of({**arguments, "tp_size": 2, "tp_rank": 2}, output), checkpoint_layer("gptoss-tiny"))
     assert [f.id for f in d.findings] == ["contract-broken"] and "expected 0 <= rank < tp_size = 2, got 2" in d.findings[0].evidence

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from mxdebug import recorded
 from mxdebug.book import FILES, markdown, record
-from mxdebug.calls import load
-from mxdebug.confusion import PATHS, call_of, cells, examine, injected, layer_of, situations
+from mxdebug.calls import Call, load
+from mxdebug.confusion import PATHS, cells, examine, injected, situations
 from mxdebug.confusion_linear import LINEAR_PATHS, measure_linear
 from mxdebug.diagnosis import PROVED, SUSPECTED, diagnose
 from mxdebug.diagnosis.outputs import follows, rounding_floor
@@ -24,7 +24,7 @@ from mxdebug.faults import FAULTS, KERNEL_FAULTS, LINEAR_FAULTS, Situation, spli
 from mxdebug.faults.families import FAMILIES
 from mxdebug.formats import MXFP4 as MXFP4_BLOCKS
 from mxdebug.formats import BlockTensor
-from mxdebug.probe import probe
+from mxdebug.probe import faults_for, probe
 from mxdebug.reference import Activation, MoELayer, Parallel
 from mxdebug.scan import load_index, scan
 from mxdebug.scan.catalogue import RULES
@@ -77,6 +77,26 @@ def test_probe_refuses_what_a_path_does_not_have() -> None:
         probe("mxfp4/MARLIN")
     with pytest.raises(MxdebugError):
         probe("mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", gated=False)
+    with pytest.raises(MxdebugError, match=f"checkpoint kind for {NVFP4}: expected one of ModelOpt NVFP4, compressed-tensors .*, got 'gpt-oss'"):
+        probe(NVFP4, checkpoint="gpt-oss")
+    with pytest.raises(MxdebugError, match="top_k: expected 1 to 2"):
+        probe(MXFP4, top_k=9)
+
+
+def test_faults_of_a_path_and_their_calls(tmp_path: Path) -> None:
+    """What README's loop is made of: which faults there are, one put in, its call saved, and diagnosed against its layer."""
+    assert [f.id for f in faults_for(NVFP4)] == list(measured()[NVFP4])
+    with pytest.raises(MxdebugError, match="path: expected one of mxfp4/"):
+        faults_for(LINEAR_PATHS[0])
+    s = probe(MXFP4, parallel=(2, 1))
+    assert s.parallel == Parallel(2, 1)
+    saved = FAULTS["scales-linear"].injected(s, ("w2_scale",)).call().save(tmp_path)
+    assert [(f.id, f.where) for f in diagnose(saved, s.checkpoint()).findings] == [("scales-linear", "w2 block scales")]
+
+
+def test_a_fault_on_an_operand_that_is_not_there() -> None:
+    with pytest.raises(MxdebugError, match="operand for fault experts-rolled: expected one of w13, .* this path has no such operand"):
+        FAULTS["experts-rolled"].injected(probe(NVFP4), ("w2_bias",))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -84,12 +104,12 @@ def test_right_probes_are_right_with_every_kind_of_evidence(path: str) -> None:
     for s in situations(path):
         arguments, output = s.build()
         told = s.recipe.contract.parallel(arguments).tp_size == s.parallel.tp_size
-        assert diagnose(call_of(s, arguments, output), layer_of(s), tp=None if told else s.parallel).findings == ()
-        alone = diagnose(call_of(s, arguments, output))
+        assert diagnose(Call.made(s.recipe.contract.function, arguments, output), s.checkpoint(), tp=None if told else s.parallel).findings == ()
+        alone = diagnose(Call.made(s.recipe.contract.function, arguments, output))
         assert alone.verdict == "undecided" and not alone.findings, str(alone)
         known = kept(s.recipe.contract)
         d = diagnose_weights(
-            {k: t for k, t in s.operands().items() if t is not None and k in known}, path, layer_of(s), parallel=s.parallel
+            {k: t for k, t in s.operands().items() if t is not None and k in known}, path, s.checkpoint(), parallel=s.parallel
         )
         assert d.ok and not d.findings, str(d)
 
@@ -153,6 +173,10 @@ def test_book_holds_every_record() -> None:
     ids = [i for f in FAMILIES for i in f.ids]
     assert sorted(ids) == sorted(FAULTS) and len(set(ids)) == len(ids) and set(FILES) <= set(FAULTS) and set(FILES.values()) <= set(RULES)
     text = markdown()
+    assert "[vllm#51038](https://github.com/vllm-project/vllm/issues/51038)" in text and "[NeMo-RL#" not in text
+    assert text.count("not 16 scale columns for 128x4") == 1 and text.count("P?P, for example") == 1
+    placed = text.partition("### scales-v-cache\n")[2].partition("###")[0]
+    assert "**proved by**" not in placed and "**shows on**" not in placed and "**strikes**" in placed  # as the chapter says
     assert all(f"### {id}\n" in text for id in ids) and all(r in text for f in FAULTS.values() for r in f.reports)
     written = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
     assert written == text + "\n", "write it again: mxdebug faults --book > docs/faults.md"
@@ -173,7 +197,7 @@ def test_weights_by_vllms_names_and_from_a_file(tmp_path: Path) -> None:
     s = FAULTS["scales-linear"].injected(probe(MXFP4))
     names = {"w13": "w13_weight", "w13_scale": "w13_weight_scale", "w2": "w2_weight", "w2_scale": "w2_weight_scale"}
     save_file({names.get(k, k): t.contiguous() for k, t in operands(s).items()}, tmp_path / "layer.safetensors")
-    d = diagnose_weights(tmp_path / "layer.safetensors", MXFP4, layer_of(s))
+    d = diagnose_weights(tmp_path / "layer.safetensors", MXFP4, s.checkpoint())
     assert [(f.id, f.strength, f.where) for f in d.findings] == [("scales-linear", PROVED, "w13 block scales, w2 block scales")]
     assert not any(word in str(d) for word in ("router", "token", "output")) and d.open[-1].endswith("record a call (mxdebug doctor)")
 
@@ -191,11 +215,20 @@ def test_global_scales_that_are_not_given_are_not_called_right() -> None:
 def test_weights_that_are_none() -> None:
     s = probe(MXFP4)
     with pytest.raises(MxdebugError, match="converted weight w1: expected one of w13,"):
-        diagnose_weights({"w1": torch.zeros(1, 2)}, MXFP4, layer_of(s))
+        diagnose_weights({"w1": torch.zeros(1, 2)}, MXFP4, s.checkpoint())
     with pytest.raises(
         MxdebugError, match="converted weights: expected payload and block scales of w13 and w2, got no w13_scale, w2, w2_scale"
     ):
-        diagnose_weights({"w13": operands(s)["w13"]}, MXFP4, layer_of(s))
+        diagnose_weights({"w13": operands(s)["w13"]}, MXFP4, s.checkpoint())
+
+
+def test_weights_of_another_model() -> None:
+    s = probe(MXFP4)
+    larger = replace(s.checkpoint(), layer=s.layer.take([0, 1, 2, 3, 0, 1, 2, 3]))
+    with pytest.raises(MxdebugError, match=r"converted weights and checkpoint: expected w13 \[8, .*, got w13 \[4, .*another checkpoint or layer"):
+        diagnose_weights(operands(s), MXFP4, larger)
+    short = {**operands(s), "w2": operands(s)["w2"][:, :1].contiguous()}  # one operand alone is the conversion's fault
+    assert [f.id for f in diagnose_weights(short, MXFP4, s.checkpoint()).findings] == ["contract-broken"]
 
 
 # -- a call alone ---------------------------------------------------------------------------------------------------
@@ -212,18 +245,18 @@ def test_scales_without_levels_raise_no_suspicion(seed: int) -> None:
 
     layer = replace(s.layer, gate=flat(s.layer.gate), up=flat(s.layer.up), down=flat(s.layer.down))
     right = Situation.right(s.recipe, layer, s.x, s.experts, s.router)
-    assert not diagnose(call_of(right, *right.build())).findings
+    assert not diagnose(right.call()).findings
 
 
 def test_suspicion_is_no_more_than_that() -> None:
     s = FAULTS["scales-linear"].injected(probe(MXFP4))
-    d = diagnose(call_of(s, *s.build()))
+    d = diagnose(s.call())
     assert d.verdict == "undecided" and {f.strength for f in d.findings} == {SUSPECTED} and "suspected, no more" in d.summary
 
 
 def test_the_floor_is_printed_with_its_derivation() -> None:
     s = probe(MXFP4)
-    d = diagnose(call_of(s, *s.build()), layer_of(s))
+    d = diagnose(s.call(), s.checkpoint())
     k = max(s.plan.padded)
     assert any(
         f"relative L2 of {rounding_floor(k):.1e}" in t and f"sqrt(3 * {k} * 2^-32)" in t and "measured 0.0e+00" in t for t in d.checked
@@ -245,6 +278,25 @@ def test_recorded_calls_are_found_by_an_index(name: str, parallel: Parallel, tmp
     assert found.layer == 0 and found.parallel == parallel and found.share == 1.0, str(found)
     d = diagnose(r.path, r.checkpoint_path, index=load_index(tmp_path / "index"))
     assert d.verdict == diagnose(r.path, r.checkpoint_path).verdict
+
+
+def test_every_position_is_looked_at(tmp_path: Path) -> None:
+    """Two experts exchanged, also where many are here; without a checkpoint the diagnosis says where the call belongs."""
+    r = recorded.call("c02")
+    scan(r.checkpoint_path, index=tmp_path / "index")
+    call, index = load(r.path), load_index(tmp_path / "index")
+    w13 = call.arguments["fc1_expert_weights"][[0, 2, 1, 3]]
+    moved = replace(call, arguments={**call.arguments, "fc1_expert_weights": w13})
+    assert "2 of 4 positions hold experts in order, from expert 0 on; but position 1 holds expert 2, position 2 holds expert 1\n" in str(where(moved, index))
+    assert "; experts 2 of 4 positions hold" in dict(diagnose(moved, index=index).call)["place"]
+    many = where(replace(call, arguments={**call.arguments, "fc1_expert_weights": torch.cat([w13, w13])}), index)
+    assert many.experts == tuple(enumerate([0, 2, 1, 3, 0, 2, 1, 3]))
+
+
+def test_the_module_of_a_call_of_experts_is_refused() -> None:
+    r = recorded.call("c02")
+    with pytest.raises(MxdebugError, match="module: expected none for a mixture of experts"):
+        diagnose(r.path, r.checkpoint_path, module="foo")
 
 
 def test_a_call_of_another_model_is_not_found(tmp_path: Path) -> None:
@@ -273,10 +325,10 @@ def test_an_even_cut_takes_other_scales() -> None:
 def test_a_cut_inside_a_block_is_proved_alone_and_with_another_fault(path: str, size: int, rank: int) -> None:
     """Also where the kernel is not told its rank. The scales of w13, 0 after a cast by value, are no proof of that cast."""
     s = probe(path, parallel=Parallel(size, rank))
-    assert diagnose(call_of(s, *s.build()), layer_of(s), tp=s.parallel).findings == ()
+    assert diagnose(s.call(), s.checkpoint(), tp=s.parallel).findings == ()
     cut = FAULTS["tp-cut-inside-block"].injected(s)
-    d = diagnose(call_of(cut, *cut.build()), layer_of(s))
+    d = diagnose(cut.call(), s.checkpoint())
     assert {f.id: f.strength for f in d.findings} == {"tp-cut-inside-block": "proved"}, str(d)
     assert f"equal shares of {192 // size}, which are no whole blocks of {s.layer.down.format.block}" in d.findings[0].evidence
     both = FAULTS["nibbles-swapped"].injected(cut, ("w2",))
-    assert {f.id for f in diagnose(call_of(both, *both.build()), layer_of(s), tp=s.parallel).findings} == {"tp-cut-inside-block", "nibbles-swapped"}
+    assert {f.id for f in diagnose(both.call(), s.checkpoint(), tp=s.parallel).findings} == {"tp-cut-inside-block", "nibbles-swapped"}

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mxdebug.diagnosis.region import Region
 from mxdebug.errors import MxdebugError
-from mxdebug.metrics import Comparison, compare
+from mxdebug.metrics import Comparison, compare, plain
 
 NAN, INF = math.nan, math.inf
 
@@ -32,6 +33,18 @@ def test_equal_tensors() -> None:
     assert c.bit_identical and str(c).startswith("bit-identical; relative L2 0.0000")
     assert (c.elements, c.differing, c.max_ulps, c.masks_equal, c.norm_ratio, c.relative_l2) == (15, 0, 0, True, 1.0, 0.0)
     assert c.cosine == pytest.approx(1.0, abs=1e-15)
+
+
+def test_large_distances_are_short() -> None:
+    assert [plain(v) for v in (0.0, 0.0514, 999.9, 1000.0, 30212351421.135, INF)] == ["0.000", "0.051", "999.900", "1.00e+03", "3.02e+10", "inf"]
+    assert "relative L2 1.00e+10, cosine" in str(compare(bf16(1e10), bf16(1.0)))
+
+
+def test_a_region_of_all_tokens_says_so() -> None:
+    for rows, words in ((2, "all 2 tokens"), (1, "token 3")):
+        mask = torch.zeros(2, 8, dtype=torch.bool)
+        mask[:rows, 4:] = True
+        assert Region(mask, torch.arange(rows), torch.arange(4, 8)).text(torch.tensor([3, 5])) == f"{words}, columns 4 to 7 of 8"
 
 
 @pytest.mark.parametrize(("a", "b", "ulps", "why"), [

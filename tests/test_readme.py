@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import mxdebug
 from mxdebug.cli import main
 from mxdebug.contracts import contract
 from mxdebug.views import measured
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
+NAMED = sorted(set(re.findall(r"(?<!from )\bmxdebug(?:\.[A-Za-z_]\w*)+", README)))
 
 
 def test_table_is_the_measured_one() -> None:
@@ -52,6 +55,14 @@ def test_linear_setups_are_those_that_were_compared() -> None:
     from make_vllm_select_linear import setups
 
     assert f"{2 * sum(1 for _ in setups()):,} setups" in README  # two versions
+
+
+def test_what_is_named_is_reachable() -> None:
+    """After `import mxdebug` alone: what loads a room is `__getattr__`."""
+    assert {name.split(".")[1] for name in NAMED} <= set(dir(mxdebug)) and {"probe", "recipes"} <= {name.split(".")[1] for name in NAMED}
+    for name in NAMED:
+        _, room, *rest = name.split(".")
+        functools.reduce(getattr, rest, mxdebug.__getattr__(room))
 
 
 def test_every_command_and_path_is_there() -> None:

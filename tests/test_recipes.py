@@ -86,13 +86,14 @@ def test_recipes_state_their_key_and_source() -> None:
     assert all(r.contract is CONTRACTS[r.path] and "--moe-backend" in r.forced_by for r in RECIPES)
 
 
-@pytest.mark.parametrize(("engine", "path", "kind"), [("sglang", PATH, GPT_OSS), ("vllm", "mxfp4/MARLIN", GPT_OSS),
-                                                         ("vllm", PATH, "modelopt")])
-def test_unknown_recipe_lists_those_that_exist(engine: str, path: str, kind: str) -> None:
+@pytest.mark.parametrize(("path", "kind"), [("mxfp4/MARLIN", GPT_OSS), (PATH, "modelopt")])
+def test_unknown_recipe_lists_those_that_exist(path: str, kind: str) -> None:
+    with pytest.raises(MxdebugError, match="engine: expected only vllm, got 'sglang'"):
+        recipe("sglang", path, kind)
     with pytest.raises(MxdebugError) as error:
-        recipe(engine, path, kind)
-    assert error.value.operand == "recipe" and error.value.got == f"{engine} {path} for {kind}"
-    near = [r for r in RECIPES if (engine, path) == ("vllm", r.path)] or [r for r in RECIPES if r.checkpoint == kind]
+        recipe("vllm", path, kind)
+    assert error.value.operand == "recipe" and error.value.got == f"vllm {path} for {kind}"
+    near = [r for r in RECIPES if path == r.path] or [r for r in RECIPES if r.checkpoint == kind]
     assert len(near) >= 2 and all(f"{r.engine} {r.version} {r.path} for {r.checkpoint}" in error.value.expected for r in near)
 
 

@@ -60,6 +60,7 @@ def test_a_healthy_checkpoint_is_clean(tmp_path: Path, kind: str, payload: bool)
     report = scan(save(tmp_path, tensors(kind), config(kind), shards=3), payload=payload)
     assert (report.verdict, report.exit_code) == ("CLEAN", 0), str(report)
     assert {f.severity for f in report.findings} <= {NOTE}
+    assert any("NVFP4" in s.format for s in report.statistics) == (" 448\n" in str(report))  # E4M3's largest number means nothing for E8M0
     # 2 layers of 4 experts with 3 projections and of 4 attention projections; gpt-oss: 2 layers of 2 fused projections
     assert dict(report.kinds) == {kind: 4 if kind == GPT_OSS else 2 * (4 * 3 + 4)}
 

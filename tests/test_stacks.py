@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mxdebug.confusion import PATHS, beside, call_of, layer_of, titles_of
+from mxdebug.confusion import PATHS, beside, titles_of
 from mxdebug.diagnosis import Diagnosis, diagnose
 from mxdebug.diagnosis.outputs import follows
 from mxdebug.errors import MxdebugError
@@ -73,7 +73,7 @@ def _stacks(path: str, count: int) -> Iterator[tuple[Situation, list[tuple[Fault
 @pytest.mark.parametrize("path", PATHS)
 def test_three_faults_are_named(path: str) -> None:
     for broken, chosen in _stacks(path, 5):
-        d: Diagnosis = diagnose(call_of(broken, *broken.build()), layer_of(broken))
+        d: Diagnosis = diagnose(broken.call(), broken.checkpoint())
         for f, keys in chosen:
             named = d.finding(f.id) is not None or beside(f, d, titles_of(f, broken.recipe.contract, keys))
             assert named, f"{path}, {f.id} of {[(g.id, k) for g, k in chosen]}: {d}"
@@ -94,7 +94,7 @@ def test_three_broken_computations_are_reproduced(seed: int) -> None:
         pairs = [FAULTS[b.id].injected(FAULTS[a.id].injected(s)).build()[1] for a in chosen for b in chosen if a is not b]
         if torch.isfinite(wrong).all() and not any(follows(wrong, p, k) for p in pairs):
             break
-    d = diagnose(call_of(broken, *broken.build()), layer_of(broken))
+    d = diagnose(broken.call(), broken.checkpoint())
     again = s
     for f in d.findings:
         again = f.fault.injected(again)

@@ -14,6 +14,7 @@ from .writing import write
 
 COMPLETED = "completed"
 CRASHED = "crashed"  # inputs, but no outputs: the call raised, or hung, or the process died in it, or the disk was full
+NEVER = "00000000_000000_000"  # the timestamp of a call that nobody recorded
 PENDING = "pending flush"  # recorded while a CUDA graph was captured, and never replayed: FlashInfer wrote no tensors
 
 
@@ -57,9 +58,13 @@ class Call:
 
     @staticmethod
     def made(function: str, arguments: Mapping[str, Any], output: Tensor | None = None, status: str | None = None) -> Call:
-        """A call that nobody recorded; without an output it is a crashed one, unless `status` says otherwise."""
+        """A call that nobody recorded; without an output it is a crashed one, unless `status` says otherwise.
+
+        Its arguments count as passed by keyword, and its time is `NEVER`, so that it can be saved.
+        """
         status = status or (CRASHED if output is None else COMPLETED)
-        return Call(function, "", arguments, frozenset(), () if output is None else (output,), status, {}, 1, "", 1, False, "", None)
+        signature = f"(*, {', '.join(arguments)})" if arguments else "()"
+        return Call(function, "", arguments, frozenset(), () if output is None else (output,), status, {}, 1, NEVER, 1, False, signature, None)
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={_brief(value)}" for name, value in self.arguments.items() if name not in self.defaulted)

@@ -93,6 +93,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any],
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}, folder / SINGLE)
         (folder / "config.json").write_text(json.dumps(config, indent=1))
+        (folder / SINGLE).chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read it
         if beside is not None:
             (folder / HF_QUANT_CONFIG).write_text(json.dumps(beside, indent=1))
     except (OSError, SafetensorError) as error:

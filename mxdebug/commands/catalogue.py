@@ -15,6 +15,7 @@ import click
 def faults(id: str | None, only_linear: bool, book: bool) -> None:
     """The catalogue of faults, by chapters; with an ID, one of them whole."""
     from ..book import markdown, record
+    from ..evidence import best
     from ..faults import FAULTS, LINEAR_FAULTS
     from ..faults.families import FAMILIES
 
@@ -26,7 +27,7 @@ def faults(id: str | None, only_linear: bool, book: bool) -> None:
     else:
         width = max(map(len, FAULTS))
         for chapter in FAMILIES:
-            shown = [FAULTS[i] for i in chapter.ids if not only_linear or i in LINEAR_FAULTS or FAULTS[i].strikes == ("linear",)]
+            shown = [FAULTS[i] for i in chapter.ids if not only_linear or i in LINEAR_FAULTS or FAULTS[i].strikes == ("linear",) or best(i, linear=True)]
             if shown:
                 click.echo(f"\n{chapter.title}")
             for f in shown:

@@ -59,6 +59,8 @@ def cut(
             else ", the whole layer"
         )
         click.echo(f"  kept      {len(made.tokens)} of {made.of_tokens} tokens{experts}")
+        if len(made.tokens) == made.of_tokens > 1:
+            click.echo("  why all   " + ("no part of it shows the same" if call.outputs else "there is no output to cut by, and no part of it shows the same"))
     for id, reason in made.left_out:
         click.echo(f"  left out  {id}: {reason}")
     before = size(call.source) if call.source else 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
+from typing import NoReturn
+
 from ..errors import MxdebugError
 from . import cutedsl_nvfp4, cutedsl_w4a16, cutlass_mxfp4_bf16, cutlass_mxfp4_mxfp8, cutlass_nvfp4, trtllm_fp4
 from .contract import Contract
@@ -18,9 +22,7 @@ ALL: dict[str, Contract | LinearContract] = {**CONTRACTS, **LINEAR_CONTRACTS}
 
 def contract(path: str) -> Contract:
     """The contract of a path by vLLM's name; MxdebugError lists those that exist."""
-    if path not in CONTRACTS:
-        raise MxdebugError("path", f"one of {', '.join(CONTRACTS)}", repr(path), "a recipe only: mxdebug.recipes.marlin" if path.endswith("/MARLIN") else "no contract is written for it yet")
-    return CONTRACTS[path]
+    return CONTRACTS[path] if path in CONTRACTS else _none(path, CONTRACTS)
 
 
 def any_contract(path: str) -> Contract | LinearContract:
@@ -28,7 +30,14 @@ def any_contract(path: str) -> Contract | LinearContract:
     layouts = [p for p in LINEAR_CONTRACTS if p.startswith(f"{path}/")]
     if layouts:
         raise MxdebugError("path", f"one of {', '.join(layouts)}", repr(path), "the kernel has a layout for each generation of GPUs")
-    return LINEAR_CONTRACTS[path] if path in LINEAR_CONTRACTS else contract(path)
+    return ALL[path] if path in ALL else _none(path, ALL)
+
+
+def _none(path: str, known: Mapping[str, Contract | LinearContract]) -> NoReturn:
+    names = {p.casefold(): p for p in known}
+    near = [names[n] for n in difflib.get_close_matches(path.casefold(), names, n=1)]
+    reason = "a recipe only: mxdebug.recipes.marlin" if path.endswith("/MARLIN") else f"perhaps {near[0]}" if near else "no contract of that name: `mxdebug contract` lists all"
+    raise MxdebugError("path", f"one of {', '.join(known)}", repr(path), reason)
 
 
 def find_linear(function: str, arguments: Arguments) -> LinearContract | None:

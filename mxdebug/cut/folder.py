@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from ..calls import Call, load
-from ..calls.signature import parse
 from ..checkpoints import open_checkpoint
 from ..diagnosis import Diagnosis, diagnose
 from ..errors import MxdebugError
@@ -41,7 +39,7 @@ def write(
     """
     there = folder.exists()
     try:
-        saved = replace(call, signature=_signature(call)).save(folder / DUMP)
+        saved = call.save(folder / DUMP)
         _forget_place(folder / DUMP, saved)
         opened = open_checkpoint(checkpoint(folder / CHECKPOINT))
         d = diagnose(load(folder / DUMP), opened, tp=tp)
@@ -56,15 +54,6 @@ def write(
             folder.rmdir()
         raise
     return d
-
-
-def _signature(call: Call) -> str:
-    """The text by which the dump is read; of a call without one, its arguments by keyword."""
-    try:
-        parse(call.signature)
-        return call.signature
-    except MxdebugError:
-        return f"(*, {', '.join(call.arguments)})"
 
 
 def _forget_place(session: Path, folder: Path) -> None:

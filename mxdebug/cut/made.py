@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..calls import COMPLETED, CRASHED, Call
+from ..calls import Call
 from ..checkpoints import Checkpoint, CheckpointLayer, open_checkpoint
 from ..checkpoints.kinds import GPT_OSS, LEAVES
 from ..checkpoints.writing import EXPERTS, save, small_config
@@ -69,7 +69,7 @@ def cut_made(
                     before.verdict + "".join(f"; {id}: {why}" for id, why in left_out),
                     "made numbers show known faults only: cut the call without --probe-data",
                 )
-            recorded = _call(call, contract, made)
+            recorded = _call(call, made)
             wanted = frozenset((f.id, _struck(f, contract)) for f in kept)
             try:
                 after = write(
@@ -159,22 +159,10 @@ def _keys(f: Finding, contract: Contract, s: Situation) -> tuple[str, ...]:
     return tuple(k for k in named if k in f.fault.strikes and (k in s.plan.forms or k in SCALARS))
 
 
-def _call(call: Call, contract: Contract, s: Situation) -> Call:
-    arguments, output = s.build()
-    return replace(
-        call,
-        function=contract.function,
-        arguments=arguments,
-        defaulted=frozenset(),
-        outputs=() if output is None else (output,),
-        status=CRASHED if output is None else COMPLETED,
-        sequence=1,
-        timestamp="20260101_000000_000",
-        process=1,
-        graph_capture=False,
-        lost="",
-        signature=call.signature if call.function == contract.function else "",
-    )
+def _call(call: Call, s: Situation) -> Call:
+    """The situation's call, with versions and, of the same function, the signature of the recorded one."""
+    made = s.call()
+    return replace(made, module=call.module, versions=call.versions, signature=call.signature if call.function == made.function else made.signature)
 
 
 # -- the checkpoint -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ..checkpoints import Checkpoint, CheckpointLayer, CheckpointLinear, open_ch
 from ..checkpoints.settings import Routing
 from ..contracts import Contract, LinearContract, Seen, find, find_linear
 from ..contracts.activation import read_activation
-from ..errors import MxdebugError
+from ..errors import MxdebugError, brief
 from ..exchange import ScaleFinding
 from ..faults import FAULTS, INPUT_FAULTS, QUANTISED_WITH
 from ..metrics import compare
@@ -50,13 +50,19 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     module      for a call of a linear kernel: the layer's name, such as model.layers.0.self_attn.qkv_proj; None: found by the rows of the weight
     sent        what each rank's tokens were before they were quantised, [rows, H] in rank order: it decides in which order scales lie
     index       an index of a MoE checkpoint (`mxdebug scan --index`): layer and tensor-parallel slice are then found by it, not by reading every layer
-    Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other.
+    Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other, and for the module of a call of experts.
     """
     call = call if isinstance(call, Call) else load(call)
-    if index is not None and layer is None and call.status != "pending flush" and find_linear(call.function, call.arguments) is None:
-        place = where(call, index)
-        layer, tp = place.layer, tp or (place.parallel if place.parallel.tp_size > 1 else None)
+    place = None
+    if call.status != "pending flush" and find_linear(call.function, call.arguments) is None:
+        if module is not None:
+            raise MxdebugError("module", "none for a mixture of experts: its layer is stated by its number", brief(module), "--module is about calls of linear kernels; --layer N")
+        if index is not None and layer is None:
+            place = where(call, index)
+            layer, tp = place.layer, tp or (place.parallel if place.parallel.tp_size > 1 else None)
     d = _diagnose(call, checkpoint, layer, engine, tp, sent, module)
+    if place is not None and checkpoint is None:  # with one, the diagnosis names the layer itself
+        d = replace(d, call=(*d.call, ("place", "; ".join(" ".join(line.split()) for line in str(place).splitlines()))))
     lost = f"the outputs could not be read: {call.lost}" if call.lost else ""
     if beside := unrecorded_outputs(call):
         lost = (f"{beside} is there, but the record does not say completed: metadata.jsonl may have been cut off, or the file was; "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import printable
 from ..faults import Fault
-from ..metrics import Comparison
+from ..metrics import Comparison, plain
 
 PROVED, CONSISTENT, SUSPECTED = "proved", "consistent", "suspected"
 STRENGTHS = {
@@ -110,10 +110,10 @@ class Diagnosis:
 
 def distance(truth: Comparison, floor: Comparison | None) -> str:
     """How far the output is from what the checkpoint means, with the floor that a right call has."""
-    text = f"relative L2 {truth.relative_l2:.3f}, cosine {truth.cosine:.3f}, norm ratio {truth.norm_ratio:.3f}"
+    text = f"relative L2 {plain(truth.relative_l2)}, cosine {truth.cosine:.3f}, norm ratio {plain(truth.norm_ratio)}"
     if not truth.masks_equal:
         text = "NaN or inf where the checkpoint has none; elsewhere " + text
-    return text if floor is None else f"{text} (a right call: {floor.relative_l2:.3f})"
+    return text if floor is None else f"{text} (a right call: {plain(floor.relative_l2)})"
 
 
 def render(d: Diagnosis, width: int = 110) -> str:
@@ -128,7 +128,7 @@ def render(d: Diagnosis, width: int = 110) -> str:
         put("where", f.where)
         put("evidence", f.evidence)
         if f.effect is not None:
-            put("effect", f"alone it moves the output by relative L2 {f.effect:.3f}")
+            put("effect", f"alone it moves the output by relative L2 {plain(f.effect)}")
         put("fix", f.fix)
         if f.fault.reports:
             put("reports", ", ".join(f.fault.reports))

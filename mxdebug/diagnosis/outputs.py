@@ -96,7 +96,7 @@ def examine(given: Given, output: Tensor, most_tokens: int = 64) -> OutputEviden
         return OutputEvidence(comparison, False, (finding,), tokens, trace, len(output), floor=words)
     findings, not_tried = _search(given, got, emulated, tokens)
     if not findings and region is not None:
-        only = f"only {region.text(tokens)}; everywhere else the output follows from what was passed"
+        only = f"{region.text(tokens)}; everywhere else the output follows from what was passed"
         if region.tile is None:
             not_tried = (*not_tried, f"the output is wrong in {only}")
         else:

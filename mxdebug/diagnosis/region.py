@@ -33,7 +33,9 @@ class Region:
         tile = "" if self.tile is None else f" (whole tiles of {self.tile})"
         rows = of[self.tokens].tolist()
         which = (
-            f"token {rows[0]}"
+            f"all {len(of)} tokens"
+            if len(rows) == len(of) > 1
+            else f"token {rows[0]}"
             if len(rows) == 1
             else f"{len(rows)} of {len(of)} tokens ({', '.join(map(str, rows[:6]))}{',...' if len(rows) > 6 else ''})"
         )

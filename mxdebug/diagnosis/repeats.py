@@ -84,7 +84,6 @@ def compare_calls(first: Call, second: Call) -> Diagnosis:
             "all tokens",
             "the second call's output is the first one's, bit for bit, though its tokens are others",
             facts,
-            distance,
         )
     if distance.bit_identical:
         what = "the same call gives the same bits" if pair.same else "the tokens that both have get the same bits"
@@ -118,8 +117,10 @@ def compare_calls(first: Call, second: Call) -> Diagnosis:
     return _wrong(id, where, f"{distance}{guilty}", facts, distance)
 
 
-def _wrong(id: str, where: str, evidence: str, facts: tuple[tuple[str, str], ...], distance: Comparison) -> Diagnosis:
-    finding = Finding(FAULTS[id], PROVED, where, evidence, effect=distance.relative_l2 if distance.masks_equal else float("inf"))
+def _wrong(id: str, where: str, evidence: str, facts: tuple[tuple[str, str], ...], distance: Comparison | None = None) -> Diagnosis:
+    """distance: between the outputs; None where they are the same, and should not be."""
+    effect = None if distance is None else distance.relative_l2 if distance.masks_equal else float("inf")
+    finding = Finding(FAULTS[id], PROVED, where, evidence, effect=effect)
     return Diagnosis(
         WRONG,
         FAULTS[id].title,

@@ -18,7 +18,7 @@ from ..contracts.operand import Operand
 from ..errors import MxdebugError
 from ..faults import OPERANDS, QUANTISED_WITH, SCALARS
 from ..files import open_safetensors
-from ..reference import Parallel
+from ..reference import MoELayer, Parallel
 from ..recipes import recipe
 from .diagnose import diagnose
 from .finding import RIGHT, UNDECIDED, Diagnosis
@@ -43,7 +43,7 @@ def diagnose_weights(
                 a file keeps none, so save contiguous memory
     path        the kernel that they are for, such as "mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16"
     parallel    the rank's position
-    Raises MxdebugError for operands that are missing, unknown, or no tensors.
+    Raises MxdebugError for operands that are missing, unknown, no tensors, or of another layer's sizes.
     """
     c = contract(path)
     given = _operands(weights if isinstance(weights, Mapping) else load_weights(weights), c)
@@ -52,6 +52,7 @@ def diagnose_weights(
     part = chosen.layer.part(parallel)
     plan = recipe(engine, path, chosen.kind).plan(part, chosen.layer)
     right = plan.convert(part)
+    _check_fit(given, right, part, chosen, parallel)
     # A call around them, for what bytes alone do not tell: whether what lies in the padding reaches the result.
     tokens, first = min(4, part.experts), parallel.ep_rank * part.experts
     x = plan.quantise(torch.randn(tokens, part.hidden, generator=torch.Generator().manual_seed(0)), right)
@@ -93,6 +94,22 @@ def _of_weights(d: Diagnosis, given: Mapping[str, Tensor], absent: Sequence[str]
         what = "the converted weights are what the recipe makes of the checkpoint"
         return replace(d, verdict=UNDECIDED if absent else RIGHT, summary=f"{what}; {missing}: not given" if absent else what)
     return d
+
+
+def _check_fit(given: Mapping[str, Tensor], right: Mapping[str, Tensor | None], part: MoELayer, chosen: CheckpointLayer, p: Parallel) -> None:
+    """Raise MxdebugError where the payloads are of other experts or sizes than the layer's. Sizes before padding fit too: a path that does not pad
+    is a fault of the conversion, which the contract names."""
+    logical = {"w13": part.up.payload.numel() * (1 if part.gate is None else 2), "w2": part.down.payload.numel()}
+    if any(len(given[k]) == part.experts and given[k].nbytes in (right[k].nbytes, n) for k, n in logical.items()):
+        return
+    shapes = ", ".join(f"{k} {list(given[k].shape)}" for k in logical)
+    want = ", ".join(f"{k} {list(right[k].shape)}" for k in logical)
+    raise MxdebugError(
+        "converted weights and checkpoint",
+        f"{want}: layer {chosen.index}'s part for tp {p.tp_rank}/{p.tp_size}, ep {p.ep_rank}/{p.ep_size}",
+        shapes,
+        "another checkpoint or layer, or another position: --tp SIZE RANK, --ep SIZE RANK",
+    )
 
 
 def kept(c: Contract) -> dict[str, Operand]:

@@ -7,6 +7,7 @@ catalogue are undone first. Which of the rows are here says which slice of the i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..calls import Call
 from ..contracts import find
 from ..errors import MxdebugError
-from ..layouts import WEIGHT_LAYOUTS, Composed, row_hashes
+from ..layouts import WEIGHT_LAYOUTS, Composed, Layout, row_hashes
 from ..recipes import SWAP_NIBBLES
 from ..reference import Parallel
 from ..scan.index import Index, Place
@@ -26,13 +27,15 @@ MOST_RANKS = 64
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """layer: its number; module: the experts' name; parallel: sizes and ranks that the bytes show; experts: the checkpoint's expert at each position
-    looked at; share: how many of the rows that should be here were found; layout: in which order the bytes lie; swapped: nibbles are."""
+    """layer: its number; module: the experts' name; parallel: sizes and ranks that the bytes show; experts: the checkpoint's expert at each of the
+    `positions` where one was found; share: how many of the rows that should be here were found; layout: in which order the bytes lie; swapped:
+    nibbles are."""
 
     layer: int | None
     module: str
     parallel: Parallel
     experts: tuple[tuple[int, int], ...]
+    positions: int
     share: float
     layout: str
     swapped: bool
@@ -43,10 +46,19 @@ class Whereabouts:
             f"layer {self.layer} ({self.module}), by {100 * self.share:.0f} % of the rows of w13 that an index keeps",
             f"  tensor parallelism  rank {p.tp_rank} of {p.tp_size}",
             f"  expert parallelism  rank {p.ep_rank} of {p.ep_size}",
-            "  experts             " + ", ".join(f"position {here} holds expert {e}" for here, e in self.experts),
+            "  experts             " + self._experts(),
             f"  w13 payload         {self.layout}" + (", the codes of each byte swapped" if self.swapped else ""),
         ]
         return "\n".join(lines)
+
+    def _experts(self) -> str:
+        """Which positions hold experts in order; then those that do not."""
+        offset = Counter(e - here for here, e in self.experts).most_common(1)[0][0]
+        ordered = sum(e - here == offset for here, e in self.experts)
+        text = f"{ordered} of {self.positions} positions hold experts in order, from expert {offset} on"
+        others = [f"position {here} holds expert {e}" for here, e in self.experts if e - here != offset]
+        others += [f"position {here} holds none that is known" for here in sorted(set(range(self.positions)) - {here for here, _ in self.experts})]
+        return "; but ".join([text, ", ".join(others)]) if others else text
 
 
 def where(call: Call, index: Index) -> Whereabouts:
@@ -66,18 +78,22 @@ def where(call: Call, index: Index) -> Whereabouts:
     payload = contract.operand("w13").payload(passed)
     payload = payload.reshape(payload.shape[0], -1)
     rows, columns = passed.shape[1], payload.shape[1] // passed.shape[1]
-    positions = sorted({0, 1, len(payload) // 2, len(payload) - 1} & set(range(len(payload))))
-    best: tuple[float, str, bool, list[tuple[int, Place, Tensor, float]]] | None = None
+    positions = sorted({0, 1, len(payload) // 2, len(payload) - 1} & set(range(len(payload))))  # enough to tell the layout
+    best: tuple[float, Layout | Composed, bool, list[tuple[int, Place, Tensor, float]]] | None = None
+
+    def found(layout: Layout | Composed, swapped: bool, positions: Iterable[int]) -> list[tuple[int, Place, Tensor, float]]:
+        seen = ((p, layout.unpack(payload[p], rows, columns).reshape(rows, columns)) for p in positions)
+        return [hit for p, t in seen if (hit := _best(p, row_hashes(SWAP_NIBBLES.apply(t) if swapped else t), index))]
+
     for layout in (*WEIGHT_LAYOUTS, Composed(WEIGHT_LAYOUTS[0], WEIGHT_LAYOUTS[0])):
-        try:
-            seen = [layout.unpack(payload[p], rows, columns).reshape(rows, columns) for p in positions]
-        except MxdebugError:
-            continue  # sizes that this layout does not have
         for swapped in (False, True):
-            hits = [hit for p, t in zip(positions, seen) if (hit := _best(p, row_hashes(SWAP_NIBBLES.apply(t) if swapped else t), index))]
+            try:
+                hits = found(layout, swapped, positions)
+            except MxdebugError:
+                break  # sizes that this layout does not have
             score = sum(h[3] for h in hits)
             if hits and (best is None or score > best[0]):
-                best = score, layout.name, swapped, hits
+                best = score, layout, swapped, hits
     if best is None:
         raise MxdebugError(
             "call and index",
@@ -85,7 +101,8 @@ def where(call: Call, index: Index) -> Whereabouts:
             "none of them",
             "another checkpoint, weights that were requantised (other codes), or never loaded",
         )
-    _, layout_name, swapped, hits = best
+    _, layout, swapped, hits = best
+    hits = sorted([*hits, *found(layout, swapped, sorted(set(range(len(payload))) - set(positions)))], key=lambda hit: hit[0])
     modules = Counter((place.module, place.layer) for _, place, _, _ in hits)
     if len(modules) > 1:
         raise MxdebugError(
@@ -106,8 +123,9 @@ def where(call: Call, index: Index) -> Whereabouts:
         module,
         Parallel(*tp, *ep),
         tuple((position, place.expert or 0) for position, place, _, _ in hits),
+        len(payload),
         sum(h[3] for h in hits) / len(hits),
-        layout_name,
+        layout.name,
         swapped,
     )
 

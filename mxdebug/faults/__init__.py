@@ -20,10 +20,11 @@ FAULTS: dict[str, Fault] = {f.id: f for f in (*OPERAND_FAULTS, *SCALAR_FAULTS, *
 
 
 def fault(id: str) -> Fault:
-    """The fault of that id; MxdebugError names the ids that come near where there is none, or all."""
+    """The fault of that id; MxdebugError names the ids that come near where there is none."""
     if id not in FAULTS:
-        near = difflib.get_close_matches(id, FAULTS, n=5) or [i for i in FAULTS if id and id in i] or list(FAULTS)
-        raise MxdebugError("fault", f"one of {', '.join(near)}", repr(id), "" if len(near) == len(FAULTS) else "these come near; `mxdebug faults` lists all")
+        near = difflib.get_close_matches(id, FAULTS, n=5) or [i for i in FAULTS if id and id in i][:5]
+        expected = f"one of {', '.join(near)}" if near else f"one of the {len(FAULTS)} of the catalogue"
+        raise MxdebugError("fault", expected, repr(id), ("these come near; " if near else "") + "`mxdebug faults` lists all")
     return FAULTS[id]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..calls import Call
+from ..checkpoints import CheckpointLayer
 from ..contracts import Contract, Seen
 from ..errors import MxdebugError
 from ..recipes import Form, Plan, Recipe
@@ -45,7 +47,8 @@ class KernelChange:
 class Situation:
     """Everything that leads to one call: what is in the checkpoint, what the recipe makes of it, what is passed, what the kernel does.
 
-    `build` gives the arguments and the output; a fault's `inject` gives another Situation.
+    `build` gives the arguments and the output, `call` both as a recorded call, `checkpoint` what it is diagnosed against; a fault's `inject`
+    gives another Situation.
 
     layer      the whole layer of the checkpoint; parallel: this rank's position; x, experts, router: the tokens
     plan       the recipe applied to this rank's part
@@ -107,6 +110,14 @@ class Situation:
             return arguments, None
         return arguments, self.kernel.output(seen)
 
+    def call(self) -> Call:
+        """The call as it would be recorded; without an output where the kernel refuses the arguments."""
+        return Call.made(self.recipe.contract.function, *self.build())
+
+    def checkpoint(self) -> CheckpointLayer:
+        """The layer as a checkpoint holds it: `mxdebug.diagnose(s.call(), s.checkpoint())`."""
+        return CheckpointLayer(0, self.recipe.checkpoint, self.layer, self.recipe.rows, {}, {}, frozenset())
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -141,11 +152,12 @@ class Fault:
 
     def injected(self, situation: Situation, keys: tuple[str, ...] | None = None) -> Situation:
         """The situation with this fault; keys: which operands it strikes (all that it can, by default)."""
-        keys = tuple(k for k in self.strikes if k in situation.plan.forms or k in SCALARS) if keys is None else keys
-        for k in keys:
-            if k not in self.strikes:
-                raise MxdebugError(f"operand for fault {self.id}", f"one of {', '.join(self.strikes)}", repr(k))
-        return self.inject(situation, keys)
+        there = tuple(k for k in self.strikes if k in situation.plan.forms or k in SCALARS)
+        for k in there if keys is None else keys:
+            if k not in self.strikes or (k in OPERANDS and k not in there):  # "call" and "kernel" are struck anywhere
+                raise MxdebugError(f"operand for fault {self.id}", f"one of {', '.join(there)}" if there else "none: it strikes no operand here", repr(k),
+                                   "this path has no such operand" if k in self.strikes else "")
+        return self.inject(situation, there if keys is None else keys)
 
 
 def needs(condition: bool, fault: str, what: str) -> None:

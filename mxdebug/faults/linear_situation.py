@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..calls import Call
+from ..checkpoints import CheckpointLinear
 from ..errors import MxdebugError
 from ..recipes.w4a16.plan import LinearPlan
 from ..recipes.w4a16.recipe import LinearRecipe
@@ -42,7 +44,8 @@ class LinearRun:
 class LinearSituation:
     """What is in the checkpoint, what the recipe makes of it, what is passed, what the layer does with the kernel's output.
 
-    `build` gives the kernel's call, `run` the layer's; a fault's record gives another LinearSituation.
+    `build` gives the kernel's arguments and output, `call` both as a recorded call, `checkpoint` what it is diagnosed against, `run` the layer's;
+    a fault's record gives another LinearSituation.
     kernel  what the kernel hands back instead of its output: "", or "memory" for memory that it never wrote
     """
 
@@ -73,6 +76,14 @@ class LinearSituation:
         except MxdebugError:
             return arguments, None
         return arguments, torch.zeros_like(out) if self.kernel else out
+
+    def call(self) -> Call:
+        """The kernel's call as it would be recorded; without an output where it is refused."""
+        return Call.made(self.recipe.contract.function, *self.build())
+
+    def checkpoint(self) -> CheckpointLinear:
+        """The layer as a checkpoint holds it."""
+        return CheckpointLinear("model.layers.0.self_attn.qkv_proj", self.recipe.checkpoint, self.layer, {}, self.layer.format.block)
 
     def run(self) -> LinearRun:
         """What the layer hands on."""

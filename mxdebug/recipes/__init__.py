@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import MxdebugError
-from . import vllm
+from . import marlin, vllm
 from .plan import Plan, logical_operands
 from .recipe import Recipe
 from .form import PAD_ALL, PAD_END, PAD_HALVES, Form
@@ -12,6 +12,13 @@ from .values import (CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, E4M3_AS_E8
                      E8M0_SHIFTED, SWAP_NIBBLES, SplitHalves, Values)
 
 RECIPES: tuple[Recipe, ...] = vllm.RECIPES
+
+
+def check_engine(engine: str) -> None:
+    """Raise MxdebugError for an engine that no recipe is of."""
+    engines = dict.fromkeys(r.engine for r in RECIPES)
+    if engine not in engines:
+        raise MxdebugError("engine", f"one of {', '.join(engines)}" if len(engines) > 1 else f"only {next(iter(engines))}", repr(engine), "no recipe of another is written")
 
 
 def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
@@ -23,6 +30,7 @@ def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
     for r in RECIPES:
         if (r.engine, r.path, r.checkpoint) == (engine, path, checkpoint):
             return r
+    check_engine(engine)
     near = [r for r in RECIPES if (r.engine, r.path) == (engine, path)] or [r for r in RECIPES if r.checkpoint == checkpoint] or RECIPES
     known = "; ".join(f"{r.engine} {r.version} {r.path} for {r.checkpoint}" for r in near)
     raise MxdebugError("recipe", f"one of: {known}", f"{engine} {path} for {checkpoint}", "no conversion is written for this combination")
@@ -30,4 +38,5 @@ def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
 
 __all__ = ["CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "CAST_TO_E4M3", "E4M3_AS_E8M0", "E4M3_FLUSHED", "E4M3_ROUNDED_UP", "E4M3_SHIFTED", "E8M0_AS_E4M3",
            "E8M0_FLUSHED", "E8M0_SHIFTED", "PAD_ALL", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadAll", "PadEnd",
-           "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "logical_operands", "recipe"]
+           "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "check_engine", "logical_operands", "marlin",
+           "recipe"]

@@ -12,6 +12,7 @@ from ..diagnosis import Diagnosis, Finding
 from ..diagnosis.finding import DIFFERENT, EQUAL, RIGHT, STRENGTHS, distance
 from ..errors import MxdebugError, escaped
 from ..files import write
+from ..metrics import plain
 from ..private import Private
 from .record import Entry, Report, mxdebug_version
 from .style import STYLE
@@ -97,7 +98,7 @@ def _call(n: int, entry: Entry, report: Report, hide: Private, checkpoint: Check
 
 def _finding(n: int, f: Finding, hide: Private) -> str:
     rows = [("where", f.where), ("evidence", f.evidence)]
-    rows += [("effect", f"alone it moves the output by relative L2 {f.effect:.3f}")] if f.effect is not None else []
+    rows += [("effect", f"alone it moves the output by relative L2 {plain(f.effect)}")] if f.effect is not None else []
     rows += [("fix", f.fix), ("means", f"{f.strength}: {STRENGTHS[f.strength]}")]
     rows += [("reports", ", ".join(f.fault.reports))] if f.fault.reports else []
     return (

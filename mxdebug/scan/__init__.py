@@ -5,6 +5,7 @@ itself; `to_json` and `to_html` write it. `load_index` reads the row hashes that
 belong to?
 """
 
+from . import injections
 from .finding import BROKEN, NOTE, SUSPICIOUS, Finding, Rule
 from .index import Held, Index, Place, load_index
 from .page import to_html
@@ -24,6 +25,7 @@ __all__ = [
     "Report",
     "Rule",
     "Statistics",
+    "injections",
     "load_index",
     "scan",
     "to_html",

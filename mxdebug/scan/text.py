@@ -50,13 +50,14 @@ def _rule(number: int, findings: list[Finding]) -> list[str]:
 def _table(statistics: tuple[Statistics, ...]) -> list[str]:
     if not statistics:
         return []
-    lines = [f"{'block scales of':<44} {'weights':>7} {'blocks':>14} {'smallest':>9} {'largest':>9} {'subnorm.':>8} {'zero':>6} {'448':>6}"]
+    e4m3 = any(s.format == "NVFP4" for s in statistics)  # whose largest number is 448
+    lines = [f"{'block scales of':<44} {'weights':>7} {'blocks':>14} {'smallest':>9} {'largest':>9} {'subnorm.':>8} {'zero':>6}" + (f" {'448':>6}" if e4m3 else "")]
     for s in statistics:
         low, high = ("-" if x is None else f"{x:.3g}" for x in (s.low, s.high))
         lines.append(
             f"{_cut(s.label, 44):<44} {s.units:>7,} {s.blocks:>14,} {low:>9} {high:>9} "
-            f"{_short(s.subnormal, s.blocks):>8} {_short(s.zero, s.blocks):>6} "
-            f"{_short(s.saturated, s.blocks) if s.format == 'NVFP4' else '-':>6}"
+            f"{_short(s.subnormal, s.blocks):>8} {_short(s.zero, s.blocks):>6}"
+            + (f" {_short(s.saturated, s.blocks) if s.format == 'NVFP4' else '-':>6}" if e4m3 else "")
         )
     if any(s.codes is not None for s in statistics):
         lines += ["", f"{'payload of':<44} {'-0':>12} {'zero rows':>12}  most and least frequent code"]

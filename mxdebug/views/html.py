@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..diagnosis import finding
 from ..diagnosis.finding import RIGHT, STRENGTHS, Diagnosis, Finding, distance
 from ..errors import escaped as escape
+from ..metrics import plain
 
 # Colours that work on JupyterLab's light and dark themes and for colour-blind readers; the word always stands beside.
 _COLOURS = {RIGHT: "#1b7f79", "wrong": "#c4572b"}
@@ -20,7 +21,7 @@ def _row(label: str, text: str) -> str:
 def _finding(number: int, f: Finding) -> str:
     rows = [_row("where", f.where), _row("evidence", f.evidence)]
     if f.effect is not None:
-        rows.append(_row("effect", f"alone it moves the output by relative L2 {f.effect:.3f}"))
+        rows.append(_row("effect", f"alone it moves the output by relative L2 {plain(f.effect)}"))
     rows.append(_row("fix", f.fix))
     if f.fault.reports:
         rows.append(_row("reports", ", ".join(f.fault.reports)))

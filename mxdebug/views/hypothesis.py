@@ -18,7 +18,7 @@ from ..diagnosis.locate import position
 from ..diagnosis.outputs import follows
 from ..errors import MxdebugError
 from ..faults import CALL_FAULTS, FAULTS, KERNEL_FAULTS, OPERAND_FAULTS, PARAMETER_FAULTS, SCALARS, SCALAR_FAULTS, Situation
-from ..metrics import Comparison, compare
+from ..metrics import Comparison, compare, plain
 from ..recipes import Plan, logical_operands, recipe
 from ..reference import MoELayer, Parallel
 from .sample import Sample, sample
@@ -98,9 +98,9 @@ class Trial:
         lines += [f"  operand      {m}" for m in self.matches if not m.right] or ["  operands     all equal"]
         if self.output is not None:
             same = self.output.elements - self.output.differing
-            lines.append(f"  output       {same} of {self.output.elements} numbers have the bits of {self.against}, relative L2 {self.output.relative_l2:.3f}")
+            lines.append(f"  output       {same} of {self.output.elements} numbers have the bits of {self.against}, relative L2 {plain(self.output.relative_l2)}")
         if self.effect is not None:
-            lines.append(f"  effect       these faults move the output by relative L2 {self.effect:.3f}")
+            lines.append(f"  effect       these faults move the output by relative L2 {plain(self.effect)}")
         return "\n".join(lines)
 
 

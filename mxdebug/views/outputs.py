@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..metrics import Comparison, compare
+from ..metrics import Comparison, compare, plain
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Table:
         out = [f"{'':<{width}}  relative L2  cosine  norm ratio  NaN/inf  first numbers of the output"]
         for line in self.lines:
             c = line.comparison
-            off = f"{'':>31}" if c is None else f"{c.relative_l2:>11.3f}  {c.cosine:>6.3f}  {c.norm_ratio:>10.3f}"
+            off = f"{'':>31}" if c is None else f"{plain(c.relative_l2):>11}  {c.cosine:>6.3f}  {plain(c.norm_ratio):>10}"
             out.append(f"{line.name:<{width}}  {off}  {line.not_finite:>7}  " + " ".join(f"{v:>8.4f}" for v in line.first))
         return "\n".join(out)
 

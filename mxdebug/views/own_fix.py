@@ -13,7 +13,7 @@ from torch import Tensor
 from ..diagnosis import diagnose
 from ..diagnosis import finding as verdicts
 from ..errors import MxdebugError
-from ..metrics import Comparison
+from ..metrics import Comparison, plain
 from ..metrics import compare as distance
 from . import flow, outputs
 from .own import WIDTH, Dump, Own, columns, passed, same
@@ -243,7 +243,7 @@ def report(own: Own) -> str:
         lines += ["", f"**{f.title}** ({f.strength}: {verdicts.STRENGTHS[f.strength]})", ""]
         lines += [f"- where: {f.where}", f"- evidence: {f.evidence}"]
         if f.effect is not None and math.isfinite(f.effect):
-            lines.append(f"- effect: alone it moves the output by relative L2 {f.effect:.3f}")
+            lines.append(f"- effect: alone it moves the output by relative L2 {plain(f.effect)}")
         lines.append(f"- fix: {f.fix}")
         if f.fault.reports:
             lines.append(f"- seen before: {', '.join(f.fault.reports)}")
@@ -254,7 +254,7 @@ def report(own: Own) -> str:
         lines.append(f"- output against an emulation of what was passed: {d.kernel}")
     try:
         mended = what_if(own).mended.relative_l2
-        lines.append(f"- the same call with vLLM's operands, emulated, against what the checkpoint means: relative L2 {mended:.3f}")
+        lines.append(f"- the same call with vLLM's operands, emulated, against what the checkpoint means: relative L2 {plain(mended)}")
     except MxdebugError:
         pass  # without a checkpoint, or for a broken contract, there is no such call
     lines += [f"- not decided: {text}" for text in d.open]

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..contracts import Contract, Seen
 from ..diagnosis.given import Given
 from ..errors import MxdebugError
-from ..metrics import Comparison, compare
+from ..metrics import Comparison, compare, plain
 from ..recipes.swiglu import PARAMETERS, Passed, parameters
 from ..reference import CLAMPS, Activation, Trace
 from . import explorer, figures, swiglu_surface
@@ -110,12 +110,12 @@ class Effect:
         lines = [
             str(self.setting),
             f"  {beyond}",
-            f"  against the checkpoint: relative L2 {c.relative_l2:.3f}, cosine {c.cosine:.3f}, norm ratio {c.norm_ratio:.3f}",
+            f"  against the checkpoint: relative L2 {plain(c.relative_l2)}, cosine {c.cosine:.3f}, norm ratio {plain(c.norm_ratio)}",
         ]
         if self.recorded is not None:
             r = self.recorded
             lines.append(
-                f"  against the recording: relative L2 {r.relative_l2:.3f}, "
+                f"  against the recording: relative L2 {plain(r.relative_l2)}, "
                 f"{r.elements - r.differing} of {r.elements} numbers have its bits"
             )
         return "\n".join(lines)

@@ -13,6 +13,7 @@ from ...contracts.cutedsl_w4a16 import CONTRACTS
 from ...errors import MxdebugError
 from ...formats import NVFP4
 from ...reference_linear import LinearLayer
+from .. import check_engine
 from ..vllm import CT_NVFP4, MODELOPT
 from .plan import LinearPlan
 
@@ -64,5 +65,6 @@ def linear_recipe(path: str, checkpoint: str, engine: str = "vllm") -> LinearRec
     for r in LINEAR_RECIPES:
         if (r.engine, r.path, r.checkpoint) == (engine, path, checkpoint):
             return r
+    check_engine(engine)
     known = "; ".join(f"{r.engine} {r.path} of {r.checkpoint}" for r in LINEAR_RECIPES)
     raise MxdebugError("linear recipe", f"one of {known}", f"{engine} {path} of {checkpoint}")
