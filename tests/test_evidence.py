@@ -206,10 +206,10 @@ def test_global_scales_that_are_not_given_are_not_called_right() -> None:
     s = probe(NVFP4)
     whole = operands(s)
     some = {k: t for k, t in whole.items() if k not in ("w2_alpha", "g1_scale_c")}
-    d = diagnose_weights(some, NVFP4, layer_of(s))
+    d = diagnose_weights(some, NVFP4, s.checkpoint())
     assert d.verdict == "undecided" and not d.findings
     assert d.summary.endswith("w2 alpha (w2_alpha), w13 output scale (g1_scale_c): not given") and d.open[0].startswith("not given, and so not judged: w2 alpha")
-    assert diagnose_weights(whole, NVFP4, layer_of(s)).verdict == "right"
+    assert diagnose_weights(whole, NVFP4, s.checkpoint()).verdict == "right"
 
 
 def test_weights_that_are_none() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from making_scan import (
     CT_MXFP4,
-    CT_MXFP8,
     CT_NVFP4,
     EXPERT,
     EXPERTS,
