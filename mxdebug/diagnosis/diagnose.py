@@ -25,6 +25,7 @@ from ..reference import EXACT, MoELayer, Parallel, Trace, forward
 from ..scan.index import Index
 from . import activations, operands, outputs, parameters, placement
 from . import scalars as global_scales
+from .device import checked, to_device
 from .finding import CRASHED, PENDING, PROVED, RIGHT, SUSPECTED, UNDECIDED, UNEXPLAINED, WRONG, Diagnosis, Finding
 from .given import Given
 from .linear import diagnose_linear
@@ -39,7 +40,7 @@ TOKENS = 64  # at most this many tokens are emulated
 
 def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None = None, *, layer: int | None = None,
              engine: str = "vllm", tp: Parallel | tuple[int, int] | None = None, sent: Sequence[Tensor] | None = None, module: str | None = None,
-             index: Index | None = None) -> Diagnosis:
+             index: Index | None = None, device: str | torch.device | None = None) -> Diagnosis:
     """Say what is wrong with one recorded call, how sure that is, where, and what to change; or that the call is right.
 
     call        a Call, or the folder of a FlashInfer dump that holds exactly one
@@ -50,6 +51,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
     module      for a call of a linear kernel: the layer's name, such as model.layers.0.self_attn.qkv_proj; None: found by the rows of the weight
     sent        what each rank's tokens were before they were quantised, [rows, H] in rank order: it decides in which order scales lie
     index       an index of a MoE checkpoint (`mxdebug scan --index`): layer and tensor-parallel slice are then found by it, not by reading every layer
+    device      where a call of experts is computed, such as "cuda"; None: where the call's tensors are. The result is the same
     Raises MxdebugError for a dump or checkpoint that is damaged, foreign, or does not fit the other, and for the module of a call of experts.
     """
     call = call if isinstance(call, Call) else load(call)
@@ -60,7 +62,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
         if index is not None and layer is None:
             place = where(call, index)
             layer, tp = place.layer, tp or (place.parallel if place.parallel.tp_size > 1 else None)
-    d = _diagnose(call, checkpoint, layer, engine, tp, sent, module)
+    d = _diagnose(call, checkpoint, layer, engine, tp, sent, module, None if device is None else checked(device))
     if place is not None and checkpoint is None:  # with one, the diagnosis names the layer itself
         d = replace(d, call=(*d.call, ("place", "; ".join(" ".join(line.split()) for line in str(place).splitlines()))))
     lost = f"the outputs could not be read: {call.lost}" if call.lost else ""
@@ -71,7 +73,7 @@ def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer |
 
 
 def _diagnose(call: Call, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None, layer: int | None, engine: str,
-              tp: Parallel | tuple[int, int] | None, sent: Sequence[Tensor] | None, module: str | None) -> Diagnosis:
+              tp: Parallel | tuple[int, int] | None, sent: Sequence[Tensor] | None, module: str | None, device: torch.device | None) -> Diagnosis:
     facts = _facts(call)
     if call.status == "pending flush":
         return Diagnosis(PENDING, "FlashInfer recorded this call inside a CUDA graph and never wrote its tensors; that is no crash. Call "
@@ -99,6 +101,9 @@ def _diagnose(call: Call, checkpoint: Checkpoint | CheckpointLayer | CheckpointL
     if isinstance(checkpoint, (str, Path)):
         checkpoint = open_checkpoint(checkpoint)
     chosen = _chosen(call, checkpoint, layer)
+    if device is not None:
+        call, chosen = to_device(call, device), to_device(chosen, device)
+        given, output = Given.of(contract, call.arguments), None if output is None else call.outputs[0]
     d = _with_checkpoint(call, given, facts, output, chosen, engine, Parallel(*tp) if isinstance(tp, tuple) else tp, scales)
     d = replace(d, open=(*unfit, *d.open))
     if d.verdict == UNEXPLAINED and layer is not None and isinstance(checkpoint, Checkpoint) and len(checkpoint.layers) > 1:
