@@ -52,6 +52,7 @@ _ROUTING = {
     "router-scaled-twice": Routing(True, SCALING, "norm_topk_prob, routed_scaling_factor"),
 }
 
+OF_RANKS = "x-scales-before-exchange"
 _OF_THE_FILE = ("global-shared-by-halves", "gelu-tanh-as-erf")  # these bring a checkpoint of their own
 # Where a kernel takes one number with a default, the default is "not passed".
 SAME = {f"swiglu-{n}-changed": f"swiglu-{n}-lost" for n in ("alpha", "beta")}
@@ -91,6 +92,8 @@ def injected(fault: Fault, path: str) -> tuple[Situation, Situation, dict[str, A
     which it changes anything; None where it cannot strike the path."""
     fallback = None
     for s in situations(path):
+        if fault.id == OF_RANKS and s.parallel.ep_size == 1:
+            continue  # one rank exchanges nothing
         right, output = s.build()
         for keys in _subsets(fault, s):
             try:

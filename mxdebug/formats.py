@@ -261,7 +261,7 @@ class BlockTensor:
         values = self.elements().unflatten(-1, (-1, self.format.block))
         values = (values * codec.decode(self.scales).unsqueeze(-1)).flatten(-2)
         if self.global_scale is not None:
-            g = self.global_scale.float()
+            g = self.global_scale.float().to(values.device)
             values = values * g.reshape(*g.shape, *[1] * (values.dim() - g.dim()))
         return values.to(dtype) if out is None else out.copy_(values)
 
@@ -275,7 +275,7 @@ class BlockTensor:
 
 def dequantise_fast(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, out: Tensor | None) -> Tensor | None:
     """As `BlockTensor.dequantise`, by a compiled kernel; None where there is none for this tensor. The bytes are the same."""
-    outer = None if t.global_scale is None else t.global_scale.float().flatten()
+    outer = None if t.global_scale is None else t.global_scale.float().flatten().to(t.payload.device)
     parts = 1 if outer is None else len(outer)
     if dtype.itemsize not in (2, 4) or not dtype.is_floating_point or parts == 0 or t.payload.numel() // parts < fast.PART:
         return None

@@ -363,7 +363,7 @@ def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor
     for key, t in plan.convert(part.take(experts)).items():
         out[key] = t
         if t is not None and key in plan.forms:
-            out[key] = torch.zeros(part.experts, *t.shape[1:], dtype=t.dtype)
+            out[key] = torch.zeros(part.experts, *t.shape[1:], dtype=t.dtype, device=t.device)
             out[key][experts] = t
     return {**out, **plan.scalars(part)}  # maxima are those of all experts
 
@@ -415,7 +415,7 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
     for key, other in (("w13_bias", "w2_bias"), ("w2_bias", "w13_bias")):  # one bias without the other is refused
         if contract.get(key, mixed) is None and (there := contract.get(other, mixed)) is not None:
             rows = contract.operand(key[:-5]).get(mixed).shape[1]
-            contract.operand(key).put(mixed, torch.zeros(there.shape[0], rows, dtype=there.dtype))
+            contract.operand(key).put(mixed, torch.zeros(there.shape[0], rows, dtype=there.dtype, device=there.device))
     if only is not None:
         moved = only
     else:

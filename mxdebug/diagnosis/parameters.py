@@ -51,7 +51,7 @@ def _same(want: Tensor | None, got: Tensor | None, neutral: float, folded: bool,
     n = (want if want is not None else got).shape[0]
     a, b = (torch.full((n,), neutral) if t is None else t.float().cpu() for t in (want, got))
     if told is not None and a.shape == b.shape == told.shape:
-        a, b = a[told], b[told]
+        a, b = a[told.cpu()], b[told.cpu()]
     return a.shape == b.shape and (torch.allclose(a, b, rtol=2.0**-22, atol=0.0) if folded else torch.equal(a, b))
 
 

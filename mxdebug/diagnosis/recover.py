@@ -323,9 +323,9 @@ def _unnamed_orders(seen: _Seen, expected: Form, source: Source, sample: int) ->
         # Every row of the checkpoint once, and zeros: rows that were lost, or stand twice, are no other order.
         if not found.any() or not torch.equal(found[found != 0].sort().values, keys[keys != 0].sort().values):
             continue
-        own = expected.row_indices()  # of several equal rows, the one that stands where it should
+        own = expected.row_indices().to(keys.device)  # of several equal rows, the one that stands where it should
         rows = torch.where((own >= 0) & (keys[own.clamp(min=0)] == found), own, -1)
-        left = torch.ones(len(keys), dtype=torch.bool)
+        left = torch.ones(len(keys), dtype=torch.bool, device=keys.device)
         left[rows[rows >= 0]] = False
         here, there = ((rows < 0) & (found != 0)).nonzero().flatten(), (left & (keys != 0)).nonzero().flatten()
         rows[here[found[here].argsort(stable=True)]] = there[keys[there].argsort(stable=True)]

@@ -54,7 +54,7 @@ def wrong_region(got: Tensor, want: Tensor, k: int, roundings: Roundings | None 
     if not wrong.any():
         return None
     tokens, columns = wrong.any(1).nonzero().flatten(), wrong.any(0).nonzero().flatten()
-    columns = torch.arange(int(columns[0]), int(columns[-1]) + 1)
+    columns = torch.arange(int(columns[0]), int(columns[-1]) + 1, device=columns.device)
     mask = torch.zeros_like(wrong)
     mask[tokens[:, None], columns] = True
     if mask.float().mean() > 0.5 or not follows(torch.where(mask, want, got), want, k, roundings):
