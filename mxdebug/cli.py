@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
     from .checkpoints import Checkpoint
     from .diagnosis import Diagnosis
+
+
+# Tensors of hundreds of MB come and go: in huge pages torch gets them several times faster. Read by torch when it is loaded, which is later.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 class _Group(click.Group):
@@ -54,12 +59,13 @@ def main() -> None:
 @click.option("--module", help="For a linear kernel: the layer's name, such as model.layers.0.self_attn.qkv_proj; without it, it is found by the weights' rows.")
 @click.option("--tp", type=(int, int), metavar="SIZE RANK", help="Tensor-parallel position, for kernels that are not told (TRT-LLM, CuTe-DSL).")
 @click.option("--index", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of the checkpoint, from `mxdebug scan --index`: finds layer and slice at once.")
+@click.option("--device", help="Where calls of experts are computed, such as cuda: there a layer takes less than a second. The result is the same.")
 @click.option("--sent", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A .safetensors file with what each rank's tokens were before quantisation, one tensor [rows, H] a rank, named in rank order.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures too: no scripts, no weights, no paths, fit to be sent.")
 @click.option("--json", "as_json", type=click.Path(dir_okay=False, path_type=Path), help="Write the diagnosis as JSON too; mxdebug.report.schema says what is in it.")
 def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str | None, engine: str, module: str | None, tp: tuple[int, int] | None,
-             index: Path | None, sent: Path | None, html: Path | None, as_json: Path | None) -> None:
+             index: Path | None, device: str | None, sent: Path | None, html: Path | None, as_json: Path | None) -> None:
     """Say what is wrong with the calls in DUMP, a folder that FlashInfer wrote (FLASHINFER_LOGLEVEL=10).
 
     Or with one run of a converted linear layer: DUMP is then a .safetensors file that mxdebug.save_run wrote.
@@ -109,7 +115,8 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
         heading = f"--- {printable(name if names.count(name) == 1 else f'{r.source.parent.name}/{name}')}"
         try:
             call = r.load()
-            d = run(call, opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent), module=module, index=found)
+            d = run(call, opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent), module=module, index=found,
+                    device=device)
         except MxdebugError as error:
             entries.append(Entry.of(r, error, call))
             if len(recordings) == 1:

@@ -38,6 +38,13 @@ def test_diagnose_without_checkpoint_is_undecided() -> None:
     assert code == 1 and output.startswith("UNDECIDED:") and "--checkpoint" in output
 
 
+def test_diagnose_on_a_device() -> None:
+    r = recorded.call("c04")
+    assert run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--device", "cpu") == run("diagnose", r.path, "--checkpoint", r.checkpoint_path)
+    code, output = run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--device", "quantum")
+    assert code == 2 and "expected  cpu, or a GPU that torch can use" in output
+
+
 def test_session_of_several_calls(tmp_path: Path) -> None:
     for name in ("c01", "c04"):
         load(recorded.call(name).path).save(tmp_path)

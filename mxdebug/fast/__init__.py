@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-WORTH = 1 << 22
+WORTH = 1 << 21
 """Bytes from which on a kernel pays: below, torch takes milliseconds, and loading numba half a second."""
 PART = 1 << 16
 """Bytes of one expert from which on a table of its own pays."""

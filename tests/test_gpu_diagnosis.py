@@ -1,0 +1,41 @@
+"""On any CUDA GPU: a diagnosis there says what it says on the CPU, for every fault that can strike a path. `pytest tests -k gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mxdebug.confusion import PATHS, injected
+from mxdebug.diagnosis import Diagnosis, diagnose
+from mxdebug.errors import MxdebugError
+from mxdebug.faults import FAULTS
+from mxdebug.reference import Parallel
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="not run here: needs CUDA")]
+
+
+def said(d: Diagnosis) -> object:
+    """Everything but the last digits of what a BLAS added."""
+    return d.verdict, [(f.id, f.strength, f.where, f.evidence) for f in d.findings], d.operands, d.kernel and d.kernel.bit_identical
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_gpu_diagnosis_says_the_same(path: str) -> None:
+    cases = 0
+    for f in list(FAULTS.values())[PATHS.index(path) % 3 :: 3]:  # a third of them on each path
+        case = None if f.strikes in (("linear",), ("calls",)) else injected(f, path)
+        if case is None:
+            continue
+        s, broken, arguments, _ = case
+        call, told = broken.call(), s.recipe.contract.parallel(arguments).tp_size == s.parallel.tp_size
+        got, want = [], []
+        for out, device in ((got, "cuda"), (want, None)):
+            try:
+                out.append(said(diagnose(call, s.checkpoint(), tp=None if told else s.parallel, device=device)))
+            except MxdebugError as error:
+                out.append(str(error))
+        assert got == want, f.id
+        cases += 1
+    assert cases > 15
+    s = injected(FAULTS["scales-linear"], path)[0]
+    assert s.parallel == Parallel() and diagnose(s.call(), s.checkpoint(), device="cuda").verdict == "right"
