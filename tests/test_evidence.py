@@ -48,7 +48,9 @@ def test_every_fault_moves_the_probe(path: str) -> None:
     """By more than rounding can, in one of the probe's situations; where a fault changes no byte, the reason is written above."""
     still = []
     for f in FAULTS.values():
-        case = None if f.strikes in (("linear",), ("calls",)) else injected(f, path)
+        if f.strikes in (("linear",), ("calls",)) or path == NVFP4 and f.id in measured()[MXFP4]:  # there it is looked at
+            continue
+        case = injected(f, path)
         if case is None:
             continue
         s, broken, _, wrong = case
@@ -319,9 +321,8 @@ def test_an_even_cut_takes_other_scales() -> None:
     assert torch.equal(part.down.scales[..., :11], down.scales[..., 33:44]) and not part.down.scales[..., 11:].any()
 
 
-@pytest.mark.parametrize(("path", "size"), [("mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", 4), ("mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", 4),
-                                            ("nvfp4/FLASHINFER_TRTLLM", 8)])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("path", "size", "rank"), [("mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", 4, 0), ("mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16", 4, 1),
+                                                    ("nvfp4/FLASHINFER_TRTLLM", 8, 1)])
 def test_a_cut_inside_a_block_is_proved_alone_and_with_another_fault(path: str, size: int, rank: int) -> None:
     """Also where the kernel is not told its rank. The scales of w13, 0 after a cast by value, are no proof of that cast."""
     s = probe(path, parallel=Parallel(size, rank))
