@@ -72,7 +72,7 @@ def _stacks(path: str, count: int) -> Iterator[tuple[Situation, list[tuple[Fault
 
 @pytest.mark.parametrize("path", PATHS)
 def test_three_faults_are_named(path: str) -> None:
-    for broken, chosen in _stacks(path, 5):
+    for broken, chosen in _stacks(path, 4):
         d: Diagnosis = diagnose(broken.call(), broken.checkpoint())
         for f, keys in chosen:
             named = d.finding(f.id) is not None or beside(f, d, titles_of(f, broken.recipe.contract, keys))

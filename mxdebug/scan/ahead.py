@@ -16,6 +16,8 @@ from .. import files
 
 Read = tuple[str, int, int]  # file, start, size
 _MOST = 3  # pieces that are read before they are asked for
+_KEPT = 2  # a weight's scales and payload are looked at together
+_BUFFER = 1 << 22
 
 
 class Ahead:
@@ -27,7 +29,9 @@ class Ahead:
     def __init__(self, folder: Path, reads: Iterable[tuple[int, Read]]) -> None:
         self._folder, self._reads = folder, iter(reads)
         self._files: dict[str, IO[bytes]] = {}
-        self._done: queue.Queue[tuple[int, Tensor | Exception]] = queue.Queue(_MOST)
+        self._done: queue.Queue[tuple[int, np.ndarray | Exception]] = queue.Queue(_MOST)
+        self._given: list[np.ndarray] = []  # to the caller, who may still look at the last _KEPT of them
+        self._free: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="mxdebug reads")
 
@@ -46,13 +50,16 @@ class Ahead:
             file.close()
 
     def next(self, key: int) -> Tensor:
-        """uint8: the next piece that is for `key`. Raises OSError or ValueError where it, or one before it, could not be read."""
+        """uint8: the next piece that is for `key`, valid until _KEPT more were taken. Raises OSError or ValueError where it, or one before it, could not be read."""
         while True:
             of, piece = self._done.get()
             if of == key:
                 if isinstance(piece, Exception):
                     raise piece
-                return piece
+                self._given.append(piece)
+                if len(self._given) > _KEPT:
+                    self._free.put(self._given.pop(0))
+                return torch.from_numpy(piece)
 
     def _run(self) -> None:
         failed = -1
@@ -66,14 +73,25 @@ class Ahead:
                     failed = key
                     self._done.put((key, error))
 
-    def _read(self, name: str, start: int, size: int) -> Tensor:
+    def _read(self, name: str, start: int, size: int) -> np.ndarray:
         if name not in self._files:
             self._files[name] = files.check(self._folder / name, self._folder).open("rb", buffering=0)
-        target, file, got = np.empty(size, dtype=np.uint8), self._files[name], 0
+        target, file, got = self._buffer(size), self._files[name], 0
         file.seek(start)
         while got < size:
             n = file.readinto(memoryview(target)[got:])
             if not n:
                 raise ValueError(f"{name} ends at byte {start + got}")
             got += n
-        return torch.from_numpy(target)
+        return target
+
+    def _buffer(self, size: int) -> np.ndarray:
+        """uint8 [size], in memory that was used before where that is large enough: new pages cost more than reading into them."""
+        try:
+            whole = self._free.get_nowait()
+            whole = whole if whole.base is None else whole.base
+        except queue.Empty:
+            whole = np.empty(0, dtype=np.uint8)
+        if len(whole) < size:
+            whole = np.empty(max(size, _BUFFER), dtype=np.uint8)
+        return whole[:size]
