@@ -135,7 +135,6 @@ SAMPLE = [
     ("operand-not-loaded", MXFP4),
     ("scales-nan", MXFP4),
     ("x-scales-exponent", NVFP4),
-    ("output-tile", MXFP4),
     ("output-partly-unwritten", MXFP4),
     ("router-scaled-twice", MXFP4),
     ("scales-linear", MXFP4),

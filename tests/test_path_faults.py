@@ -137,7 +137,8 @@ def check(s: Situation, f: Fault, keys: tuple[str, ...] | None) -> bool:
     return True
 
 
-@pytest.mark.parametrize("r", ONE)
+# One path of each family of layouts; `mxdebug confusion` has them all.
+@pytest.mark.parametrize("r", [p for p in ONE if p.values[0].path not in ("nvfp4/FLASHINFER_CUTLASS", "mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16")])
 def test_operand_faults_are_named(r: Recipe) -> None:
     named = set()
     for gated in (True, False):

@@ -106,7 +106,7 @@ class Measured:
 
 def measure(folder: str, tasks: list[Task]) -> list[Measured]:
     """Measure weights of files in `folder`, each opened once. What cannot be read has `failed` set."""
-    compiled = fast.for_bytes(sum(t.size for t in tasks))
+    compiled = fast.for_bytes(sum(t.payload.size for t in tasks if t.payload is not None))  # scales alone do not pay for loading numba
     out = []
     with Ahead(Path(folder), ((key, read) for key, task in enumerate(tasks) for read in _reads(task))) as ahead:
         for key, task in enumerate(tasks):
