@@ -218,9 +218,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     kernels = fast.on_gpu if given.device == "cuda" else fast.on_cpu
-    probe = torch.zeros(fast.WORTH, dtype=torch.uint8, device=given.device)
+    large = torch.zeros(fast.WORTH, dtype=torch.uint8, device=given.device)
     name = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()}, {given.threads} threads"
-    print(f"{name}; torch {torch.__version__}; compiled kernels: {'yes' if kernels(probe) else 'no'}")
+    print(f"{name}; torch {torch.__version__}; compiled kernels: {'yes' if kernels(large) else 'no'}")
     for section in given.sections or SECTIONS:
         SECTIONS[section](given.device)
 

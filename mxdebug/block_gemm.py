@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import fast
-from .formats import BlockTensor, ElementCodec, ScaleCodec, words
+from .formats import BlockTensor, ElementCodec, ScaleCodec, byte_values, words
 
 _SUMS = 1 << 20  # sums of blocks that are held at a time: some MB, whatever the layer's size
 _BITS = 15       # bits of an activation that one float32 sum takes exactly, see `_parts`
@@ -25,7 +25,7 @@ def block_gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec) -> Tensor:
     """
     block = weight.format.block
     if (compiled := fast.on_cpu(weight.payload, weight.scales, x)) is not None and 0 < x.shape[0] <= FEW:
-        return compiled.block_gemm(x.double(), weight.payload, weight.scales, byte_values(weight.format.element), scale.table())
+        return compiled.block_gemm(x.double(), weight.payload, weight.scales, byte_values(weight.format.element).double(), scale.table())
     blocks = x.unflatten(-1, (-1, block)).transpose(0, 1)  # [blocks, T, block]
     parts = _parts(blocks.float()) if weight.format.packed and x.device.type == "cpu" and x.dtype != torch.float64 else None
     rows = max(32, _SUMS // (blocks.shape[0] * max(1, x.shape[0])))
@@ -45,13 +45,6 @@ def block_gemm(x: Tensor, weight: BlockTensor, scale: ScaleCodec) -> Tensor:
             total = total + sums[b]
         out.append(total)
     return torch.cat(out, dim=1)
-
-
-@functools.cache
-def byte_values(element: ElementCodec) -> Tensor:
-    """float64 [256, elements of a byte]: what the codes in each payload byte stand for."""
-    table = element.table().double()
-    return table[:, None] if element.bits == 8 else torch.stack([table.repeat(16), table.repeat_interleave(16)], dim=-1)
 
 
 def cut(x: Tensor) -> Tensor:
@@ -87,6 +80,5 @@ def _elements(payload: Tensor, element: ElementCodec) -> Tensor:
 
 @functools.cache
 def _quads(element: ElementCodec) -> Tensor:
-    table = element.table()
-    pairs = torch.stack([table.repeat(16), table.repeat_interleave(16)], dim=-1)  # byte -> (low nibble, high nibble)
+    pairs = byte_values(element)
     return torch.cat([pairs.repeat(256, 1), pairs.repeat_interleave(256, dim=0)], dim=-1)

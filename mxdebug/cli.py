@@ -59,7 +59,7 @@ def main() -> None:
 @click.option("--module", help="For a linear kernel: the layer's name, such as model.layers.0.self_attn.qkv_proj; without it, it is found by the weights' rows.")
 @click.option("--tp", type=(int, int), metavar="SIZE RANK", help="Tensor-parallel position, for kernels that are not told (TRT-LLM, CuTe-DSL).")
 @click.option("--index", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of the checkpoint, from `mxdebug scan --index`: finds layer and slice at once.")
-@click.option("--device", help="Where calls of experts are computed, such as cuda: there a layer takes less than a second. The result is the same.")
+@click.option("--device", help="Where calls of experts are computed, such as cuda. The result is the same.")
 @click.option("--sent", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A .safetensors file with what each rank's tokens were before quantisation, one tensor [rows, H] a rank, named in rank order.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures too: no scripts, no weights, no paths, fit to be sent.")

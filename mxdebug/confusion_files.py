@@ -24,7 +24,7 @@ LETTERS = {
     FOUND: "found, with the right experts, and nothing else as severe",
     PAYLOAD: "the same, but only with --payload",
     AMONG: "found beside another rule that is as severe",
-    OTHER: "not found by this rule, but by another that is as severe",
+    OTHER: "not found by this rule with the right experts, but by another that is as severe",
     MISSED: "missed",
     CANNOT: "this kind cannot have it",
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from .contracts import LINEAR_CONTRACTS
+from .diagnosis.finding import CONSISTENT, PROVED, SUSPECTED
 from .faults import FAULTS, LINEAR_FAULTS
 from .faults.linear_faults import LAYER
 
@@ -27,10 +28,7 @@ class Outcome:
     does: str
 
 
-PROVED, CONSISTENT, SUSPECTED, AMONG, RELATED, SEEN, OPEN, EQUIVALENT, MISSED, CANNOT = (
-    "proved",
-    "consistent",
-    "suspected",
+AMONG, RELATED, SEEN, OPEN, EQUIVALENT, MISSED, CANNOT = (
     "among",
     "related",
     "seen",
@@ -45,7 +43,7 @@ OUTCOMES = {
     CONSISTENT: Outcome("c", "named; others might explain it too", "explains it, but not alone"),
     SUSPECTED: Outcome("s", "named, as a suspicion", "raises a suspicion"),
     AMONG: Outcome("a", "another fault that gives the same bytes or output is named, and this one with it", "names it beside another"),
-    RELATED: Outcome("r", "another fault of the same operand is suspected", "raises a suspicion of a related fault"),
+    RELATED: Outcome("r", "another fault is suspected", "raises a suspicion of another fault"),
     SEEN: Outcome("w", "said to be wrong, not named", "shows that something is wrong"),
     OPEN: Outcome("?", "said to be undecided", "says nothing"),
     EQUIVALENT: Outcome("=", "changes nothing that the kernel reads, and is called right", "cannot matter"),

@@ -170,7 +170,7 @@ def _criterion(answer: Any = None) -> Answer:
             return Answer(None, "the function returns nothing yet.\nReturn True where got is what a right kernel may write. Ask in "
                           "this order: do NaN and inf stand in the same places? How far is it, for each token, in relation to "
                           "that token's length? "
-                          "mxdebug.diagnosis.outputs.rounding_floor(k) says how far rounding alone goes; and in bfloat16 a token's largest number may "
+                          "mxdebug.diagnosis.floor.rounding_floor(k) says how far rounding alone goes; and in bfloat16 a token's largest number may "
                           "land one step away, which is 2^-7 of it at most.")
         if isinstance(found, Tensor) and found.numel() == 1:
             found = found.item()

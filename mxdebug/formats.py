@@ -275,7 +275,10 @@ class BlockTensor:
 
 def dequantise_fast(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, out: Tensor | None) -> Tensor | None:
     """As `BlockTensor.dequantise`, by a compiled kernel; None where there is none for this tensor. The bytes are the same."""
-    outer = None if t.global_scale is None else t.global_scale.float().flatten().to(t.payload.device)
+    g = t.global_scale
+    if g is not None and g.numel() != 1 and g.shape != t.payload.shape[: g.dim()]:
+        return None  # it broadcasts otherwise, or does not fit at all
+    outer = None if g is None else g.float().flatten().to(t.payload.device)
     parts = 1 if outer is None else len(outer)
     if dtype.itemsize not in (2, 4) or not dtype.is_floating_point or parts == 0 or t.payload.numel() // parts < fast.PART:
         return None
@@ -293,16 +296,20 @@ def dequantise_fast(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, out: 
 @functools.cache
 def _products(fmt: BlockFormat, codec: ScaleCodec) -> Tensor:
     """float32 [256, 256, elements of a byte]: the value of each payload byte under each scale byte."""
-    byte = torch.arange(256, dtype=torch.uint8)
-    return _dequantise_elements(byte[:, None], fmt) * codec.decode(byte)[:, None, None]
+    return byte_values(fmt.element) * codec.table()[:, None, None]
+
+
+@functools.cache
+def byte_values(element: ElementCodec) -> Tensor:
+    """float32 [256, elements of a byte]: what the codes in each payload byte stand for; of two the low nibble first."""
+    table = element.table()
+    return table[:, None] if element.bits == 8 else torch.stack([table.repeat(16), table.repeat_interleave(16)], dim=-1)
 
 
 def _dequantise_elements(payload: Tensor, fmt: BlockFormat) -> Tensor:
-    table = fmt.element.table()
     if not fmt.packed:
-        return table.to(payload.device)[payload.long()]
-    pairs = torch.stack([table.repeat(16), table.repeat_interleave(16)], dim=-1)  # byte -> (low nibble, high nibble)
-    return torch.nn.functional.embedding(payload.int(), pairs.to(payload.device)).flatten(-2)
+        return fmt.element.table().to(payload.device)[payload.long()]
+    return torch.nn.functional.embedding(payload.int(), byte_values(fmt.element).to(payload.device)).flatten(-2)
 
 
 EXPONENT_RULES = ("floor", "ceil", "even")

@@ -288,8 +288,9 @@ DIAGNOSIS = (
           "to change. `mxdebug faults` lists all.",
           ("inject",)),
     Entry("probe",
-          "A small made call on which every fault that a path can have shows: sizes that need padding, scales that all "
-          "differ, biases, activations that reach a clamp. `mxdebug.probe.probe(PATH)` makes one; probe data is what it is made of.",
+          "A small made call on which the faults of a path show, some on a rank of several, or with one expert for a token: "
+          "sizes that need padding, scales that all differ, biases, activations that reach a clamp. `mxdebug.probe.probe(PATH)` "
+          "makes one; `mxdebug.scan.probe` makes a checkpoint likewise. Probe data is what they are made of.",
           ("probe data",)),
     Entry("finding",
           "A fault with its evidence in one call: proved, where bytes are equal, or the output is reproduced bit for bit and "

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from . import mufu
 from . import fast
-from .block_gemm import FEW, block_gemm, byte_values
+from .block_gemm import FEW, block_gemm
 from .errors import MxdebugError
-from .formats import BlockTensor, ScaleCodec
+from .formats import BlockTensor, ScaleCodec, byte_values
 from .requantise import Quantiser
 
 
@@ -346,7 +346,7 @@ def _product(x: Tensor, weight: BlockTensor, scale: ScaleCodec) -> Tensor:
     """x [T, K] @ weight [N, K] transposed, in float64."""
     outer = 1.0 if weight.global_scale is None else weight.global_scale.float()
     if (compiled := fast.on_cpu(weight.payload, weight.scales, x)) is not None and 0 < x.shape[0] <= FEW and (weight.global_scale is None or outer.numel() == 1):
-        return compiled.gemm(x.double(), weight.payload, weight.scales, byte_values(weight.format.element), scale.table(), float(outer))
+        return compiled.gemm(x.double(), weight.payload, weight.scales, byte_values(weight.format.element).double(), scale.table(), float(outer))
     return x.double() @ weight.dequantise(torch.float64, scale).T
 
 

@@ -54,6 +54,15 @@ def test_session_of_several_calls(tmp_path: Path) -> None:
     assert code == 0 and "WRONG:" not in output
 
 
+def test_a_number_means_a_call_that_can_be_diagnosed(tmp_path: Path) -> None:
+    """FlashInfer counts the calls of each function."""
+    call = load(recorded.call("c04").path)
+    for function in (call.function, "fp4_quantize"):
+        replace(call, function=function).save(tmp_path)
+    code, output = run("cut", tmp_path, "--call", call.sequence, "--checkpoint", recorded.call("c04").checkpoint_path, "--out", tmp_path / "small")
+    assert code == 0 and "scales-linear" in output, output
+
+
 def test_every_call_of_a_session_counts(tmp_path: Path) -> None:
     """The wrong call may be the last of many: no exit code 0 for calls that nobody looked at."""
     right, wrong = (load(recorded.call(name).path) for name in ("c01", "c04"))
@@ -122,7 +131,7 @@ def test_symptom_takes_a_part_of_a_message_in_any_case() -> None:
     assert run("symptom", "requires BF16 input") == run("symptom", "w4a16 REQUIRES bf16") == whole
     code, output = run("symptom", "does not support")
     assert code == 0 and "CutlassNvFp4LinearKernel does not support W4A16\n" in output and "MoEActivation.SWIGLUOAI_UNINTERLEAVE activation\n" in output
-    assert run("symptom", "out of memory")[0] == 1
+    assert run("symptom", "out of memory")[0] == 1 and run("symptom", "model")[0] == 1 and swiglu.symptom("the") is None
     assert run("symptom") == (0, "\n".join(s.message for s in (*swiglu.SYMPTOMS, *linear.SYMPTOMS)) + "\n")
 
 

@@ -28,7 +28,8 @@ from mxdebug import recorded
 from mxdebug.calls import load
 from mxdebug.checkpoints import CheckpointLayer
 from mxdebug.diagnosis import CONSISTENT, PROVED, SUSPECTED, Diagnosis, Finding, Source, diagnose, recover
-from mxdebug.diagnosis.outputs import follows, rounding_floor, sample_tokens
+from mxdebug.diagnosis.floor import follows, rounding_floor
+from mxdebug.diagnosis.outputs import sample_tokens
 from mxdebug.diagnosis.given import Given
 from mxdebug.diagnosis.parameters import examine_router
 from mxdebug.errors import MxdebugError

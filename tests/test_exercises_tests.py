@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mxdebug import MxdebugError
-from mxdebug.diagnosis.outputs import follows, rounding_floor
+from mxdebug.diagnosis.floor import follows, rounding_floor
 from mxdebug.exercises import EXERCISES, WIDTH
 from mxdebug.exercises_tests import K, MISTAKES, SCALE_SHAPES, TESTS_EXERCISES, _shown, check, pairs
 from mxdebug.faults import FAULTS, Situation

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mxdebug import MxdebugError, fast
-from mxdebug.formats import E4M3_SCALE, E8M0, E8M0_SM90, FORMATS, MXFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor
+from mxdebug import MxdebugError, fast, reference
+from mxdebug.block_gemm import FEW, block_gemm
+from mxdebug.formats import E4M3_SCALE, E8M0, E8M0_SM90, FORMATS, MXFP4, MXFP8, NVFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor
 from mxdebug.layouts import LAYOUTS, MISTAKEN_128x4
 from mxdebug.scan import measure
 
@@ -26,11 +27,16 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 @contextmanager
 def compiled(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> Iterator[None]:
-    """Kernels for tensors of any size, or for none."""
+    """Kernels for tensors of any size, on three threads; or none."""
+    threads = torch.get_num_threads()
     with monkeypatch.context() as m:
         m.setattr(fast, "WORTH", 0 if wanted else 1 << 62)
         m.setattr(fast, "PART", 0)
-        yield
+        torch.set_num_threads(3 if wanted else threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def both(monkeypatch: pytest.MonkeyPatch, work) -> tuple[Tensor, Tensor]:
@@ -56,6 +62,40 @@ def test_dequantise(monkeypatch: pytest.MonkeyPatch, fmt, codec, dtype: torch.dt
 
 
 @numba
+@pytest.mark.parametrize("shape", [(1, 2), (4, 2), (2,), (4, 1, 1), (4,), ()])
+def test_a_global_scale_broadcasts_or_is_refused_alike(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    """Over [4, 2, 8, 64]: also where its axes are not the first ones of the payload."""
+    t = BlockTensor(drawn(4, 2, 8, 64), drawn(4, 2, 8, 8, seed=1), NVFP4, torch.rand(shape))
+    results = []
+    for wanted in (True, False):
+        with compiled(monkeypatch, wanted):
+            try:
+                results.append(t.dequantise().view(torch.uint8))
+            except RuntimeError:
+                results.append(None)
+    got, want = results
+    assert (got is None) == (want is None) and (got is None or torch.equal(got, want))
+
+
+@numba
+@pytest.mark.parametrize("tokens", [1, 5, FEW])
+@pytest.mark.parametrize("fmt", [MXFP4, MXFP8, NVFP4], ids=lambda f: f.name)
+def test_products(monkeypatch: pytest.MonkeyPatch, fmt, tokens: int) -> None:
+    """Block by block: the same bits. Otherwise: float64 sums in another order, each of K rounded by at most 2^-53 of the sum of magnitudes."""
+    k = 320
+    x = (torch.randn(tokens, k, generator=torch.Generator().manual_seed(2)) * torch.logspace(-3, 3, k)).bfloat16()
+    scales = drawn(50, k // fmt.block, seed=1) % 40 + (40 if fmt.outer else 100)
+    w = BlockTensor(drawn(50, k // 2) if fmt.packed else drawn(50, k) % 0x7E, scales, fmt, torch.tensor(0.37) if fmt.outer else None)
+    if not fmt.outer:
+        for codec in (E8M0, E8M0_SM90):
+            got, want = both(monkeypatch, lambda: block_gemm(x, w, codec))
+            assert torch.equal(got, want)
+    got, want = both(monkeypatch, lambda: reference._product(x.float(), w, fmt.scale))
+    magnitudes = x.double().abs() @ w.dequantise(torch.float64).abs().T
+    assert bool(((got - want).abs() <= 2 * k * 2.0**-53 * magnitudes).all())
+
+
+@numba
 def test_dequantise_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     t = BlockTensor(drawn(4, 64), drawn(4, 4, seed=1), MXFP4)
     for wanted in (True, False):
@@ -69,7 +109,7 @@ def test_dequantise_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @numba
 @pytest.mark.parametrize("layout", [*LAYOUTS.values(), MISTAKEN_128x4], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("shape", [(3, 384, 160), (2, 2, 192, 352), (1, 256, 96), (100, 6)])
+@pytest.mark.parametrize("shape", [(4, 384, 160), (2, 2, 192, 352), (1, 256, 96), (100, 6)])
 def test_layouts(monkeypatch: pytest.MonkeyPatch, layout, shape: tuple[int, ...]) -> None:
     logical = drawn(*shape)
     try:
@@ -92,15 +132,20 @@ def test_counts(rows: int, columns: int) -> None:
     flat = torch.from_numpy(payload).flatten()
     for packed, count in ((True, cpu.count_codes), (False, cpu.count_bytes)):
         assert np.array_equal(count(flat.numpy()), measure._count_payload(flat, packed, None))
-        task = measure.Task("w", 1, None, None, rows, packed, 8, 0)
+        task = measure.Task("w", 1, None, None, rows, packed, 8, True)
         assert measure._zeros(payload, scale, task, cpu) == measure._zeros(payload, scale, task, None)
         assert measure._zeros(payload, None, task, cpu) == measure._zeros(payload, None, task, None)
 
 
-def test_without_numba_everything_is_torch() -> None:
+@pytest.mark.parametrize("state", ["None", "types.ModuleType('numba')"], ids=["absent", "broken"])
+def test_without_numba_everything_is_torch(state: str) -> None:
+    """Not installed; or installed, and its import gives no njit, as one that refuses this numpy."""
     code = """
-import sys
-sys.modules["numba"] = None
+import importlib.machinery, sys, types, warnings
+warnings.simplefilter("ignore")
+sys.modules["numba"] = STATE
+if sys.modules["numba"] is not None:
+    sys.modules["numba"].__spec__ = importlib.machinery.ModuleSpec("numba", None)
 from mxdebug import fast
 from mxdebug.formats import MXFP4, BlockTensor
 import torch
@@ -108,4 +153,4 @@ fast.WORTH = 0
 t = BlockTensor(torch.zeros(4, 64, dtype=torch.uint8), torch.full((4, 4), 127, dtype=torch.uint8), MXFP4)
 assert fast.on_cpu(t.payload) is None and not t.dequantise().any()
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code.replace("STATE", state)], check=True)

@@ -54,7 +54,7 @@ def test_garbage_that_comes_in_is_named(argument: str, change: Callable[[Tensor]
     assert crash.verdict == "crash dump" and ids(crash) == [fault]
 
 
-@pytest.mark.parametrize("argument, value, words", [("token_selected_experts", -1, "2 of 12 expert ids are -1: the kernel leaves these slots out"),
+@pytest.mark.parametrize("argument, value, words", [("token_selected_experts", -1, "2 of 12 expert ids are -1: no expert computes these slots in the emulation"),
                                                     ("token_final_scales", 0.0, "all router weights of 1 of 6 tokens are 0")])
 def test_padding_is_no_fault(argument: str, value: float, words: str) -> None:
     """Engines give padding tokens ids of -1 or weights of 0; the kernels skip them."""

@@ -54,11 +54,11 @@ def right(path: str, kind: str, gated: bool = True, p: Parallel = Parallel(), to
     return Situation.right(r, layer, x, ids, torch.softmax(torch.randn(tokens, 2, generator=g), -1), p)
 
 
-def diagnosed(s: Situation, arguments: dict, output: Tensor | None) -> Diagnosis:
+def diagnosed(s: Situation, arguments: dict, output: Tensor | None, sent: list[Tensor] | None = None) -> Diagnosis:
     c = s.recipe.contract
     chosen = CheckpointLayer(0, s.recipe.checkpoint, s.layer, INTERLEAVED if s.recipe.checkpoint == "gpt-oss" else GATE_UP, {}, {}, frozenset())
     tp = s.parallel if s.parallel.tp_size > 1 and "CUTLASS" not in c.path else None
-    return diagnose(call_of(arguments, output, function=c.function), chosen, tp=tp)
+    return diagnose(call_of(arguments, output, function=c.function), chosen, tp=tp, sent=sent)
 
 
 def found(d: Diagnosis, s: Situation) -> dict[str, set[str]]:
@@ -137,8 +137,7 @@ def check(s: Situation, f: Fault, keys: tuple[str, ...] | None) -> bool:
     return True
 
 
-# One path of each family of layouts; `mxdebug confusion` has them all.
-@pytest.mark.parametrize("r", [p for p in ONE if p.values[0].path not in ("nvfp4/FLASHINFER_CUTLASS", "mxfp4/FLASHINFER_TRTLLM_MXFP4_BF16")])
+@pytest.mark.parametrize("r", ONE)
 def test_operand_faults_are_named(r: Recipe) -> None:
     named = set()
     for gated in (True, False):
@@ -175,14 +174,25 @@ def test_global_scale_faults_are_named(r: Recipe) -> None:
     assert named >= {f.id for f in SCALAR_FAULTS} - {"global-of-other-half"}
 
 
+def test_a_scale_that_only_the_caller_read_is_a_suspicion_until_a_sender_speaks() -> None:
+    """The kernel does not read quant_scales[0] for quantised activations: the output is the right one's, and no proof of another number is in the call."""
+    s = right("nvfp4/FLASHINFER_CUTLASS", "ModelOpt NVFP4")
+    for stack in ((), ("global-other",)):
+        arguments = dict((FAULTS[stack[0]].injected(s, ("w2_alpha",)) if stack else s).arguments())
+        arguments["quant_scales"] = [arguments["quant_scales"][0] * 0.5, *arguments["quant_scales"][1:]]
+        d = diagnosed(s, arguments, s.recipe.contract.emulate(arguments))
+        assert [(f.strength, f.where, f.effect is None) for f in d.findings] == [*([(PROVED, "w2 alpha", False)] if stack else []), (SUSPECTED, "1 / w13 input scale", True)], str(d)
+        assert d.verdict == ("wrong" if stack else "undecided") and (stack or d.truth.relative_l2 == pytest.approx(d.floor.relative_l2))
+
+
 def test_tokens_that_were_quantised_with_another_scale_are_named() -> None:
-    """The kernel does not read quant_scales[0] for quantised activations: this number is all that is left of what the caller did."""
+    """What they were before says so: `sent`. Without it the number is a suspicion; among converted weights it is the engine's own."""
     s = right("nvfp4/FLASHINFER_CUTLASS", "ModelOpt NVFP4")
     made = s.plan.scalars(s.layer)
     for factor, want, strength in ((0.5, "global-other", CONSISTENT), (1 / made["a1_gscale"] ** 2, "global-inverted", CONSISTENT), (0.0, "global-not-loaded", SUSPECTED)):
         a1 = made["a1_gscale"] * factor
         plan = replace(s.plan, scalars=lambda layer: {**made, "a1_gscale": a1, "x_gscale": a1[0]})
-        d = diagnosed(s, *replace(s, plan=plan).build())
+        d = diagnosed(s, *replace(s, plan=plan).build(), sent=[s.x])
         assert [(f.id, f.strength, f.where) for f in d.findings] == [(want, strength, "1 / w13 input scale")], str(d)
         assert d.verdict == ("undecided" if strength == SUSPECTED else "wrong")
         assert (d.findings[0].effect or 0) > 0.3 and d.truth.relative_l2 > 2 * d.floor.relative_l2 if strength == CONSISTENT else d.findings[0].effect is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mxdebug.cli import main
 from mxdebug.errors import MxdebugError
 from mxdebug.scan import Report, load_index, scan, to_html, to_json
 from mxdebug.scan import run as running
+from mxdebug.scan.ahead import Ahead
 from mxdebug.scan.folder import INDEX
 from mxdebug.scan.patterns import Patterns
 
@@ -531,6 +532,20 @@ def test_an_empty_expert_was_not_cast(tmp_path: Path, payload: bool) -> None:
     report = scan(changed(tmp_path / "empty", QUARK, empty), payload=payload)
     assert report.verdict == "SUSPICIOUS" and not found(report, "scale-cast"), str(report)
     assert found(scan(changed(tmp_path / "cast", QUARK, cast), payload=payload), "scale-cast")
+
+
+def test_reading_that_breaks_off_ends_the_scan(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345678")
+
+    def reads() -> Iterator[tuple[int, tuple[str, int, int]]]:
+        yield 0, ("a", 0, 4)
+        raise ZeroDivisionError("no rows")
+
+    with Ahead(tmp_path, reads(), 8) as ahead:
+        assert bytes(ahead.next(0).numpy()) == b"1234"
+        for key in (0, 1):
+            with pytest.raises(ZeroDivisionError):
+                ahead.next(key)
 
 
 def test_an_index_without_files_is_named(tmp_path: Path) -> None:

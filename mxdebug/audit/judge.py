@@ -190,7 +190,7 @@ def _judge(r: Recipe, plan: Plan, layer: MoELayer, made: Mapping[str, Tensor | N
     evidence = operand_evidence.examine(c, plan, Source(layer, Parallel()), arguments)
     findings = [
         *evidence.findings,
-        *(f for f in scalar_evidence.examine(Given.of(c, arguments), plan, layer) if f.id != "global-shared-by-halves"),
+        *(f for f in scalar_evidence.joined(scalar_evidence.examine(Given.of(c, arguments), plan, layer)) if f.id != "global-shared-by-halves"),
     ]  # that one is the checkpoint's
     verdicts = []
     for o in _read(c, right, made):

@@ -18,7 +18,8 @@ MANY = 8
 
 
 def choose(recordings: list[Recording], wanted: str | None, contracts: Mapping[str, Contract | LinearContract]) -> list[Recording]:
-    """The calls of this number, or whose folder's name contains `wanted`; without it all of kernels among `contracts`, and a line on what is left out.
+    """The calls of this number, or whose folder's name contains `wanted`, of kernels among `contracts` where there are some (numbers are counted for each
+    function); without it all of these kernels, and a line on what is left out.
 
     Raises MxdebugError where there is none.
     """
@@ -28,7 +29,7 @@ def choose(recordings: list[Recording], wanted: str | None, contracts: Mapping[s
         if not chosen:
             more = f" and {len(recordings) - MANY} more" if len(recordings) > MANY else ""
             raise MxdebugError("call", "one of " + ", ".join(r.source.name for r in recordings[:MANY]) + more, repr(wanted))
-        return chosen
+        return [r for r in chosen if r.function in known] or chosen
     chosen = [r for r in recordings if r.function in known]
     others: dict[str, int] = {}
     for r in recordings:

@@ -83,12 +83,16 @@ def _diagnose(call: Call, checkpoint: Checkpoint | CheckpointLayer | CheckpointL
         return _diagnose_linear(call, kernel, checkpoint, module, layer, (tp.tp_size, tp.tp_rank) if isinstance(tp, Parallel) else tp, facts, engine)
     contract = find(call.function, call.arguments)
     facts = (*facts, ("path", f"{contract.path}, {_verified(contract)}"))
+    recorded = call  # where it was loaded: its layer is found there
     scales, unfit = _order_of_scales(call, contract, sent, checkpoint, layer)
     try:
         given = Given.of(contract, call.arguments)
     except MxdebugError as error:
         about_scales = contract.activations is not None and error.operand == contract.operand("x_scale").where
         return _broken_contract(call, facts, error, activations.findings(contract, scales) if about_scales else [])
+    if device is not None:
+        call = to_device(call, device)
+        given = Given.of(contract, call.arguments)
     output = call.outputs[0] if call.outputs else None
     tokens, hidden = given.base.x.shape[0], given.base.columns or given.base.x.shape[1]
     if output is not None and tuple(output.shape) != (tokens, hidden):
@@ -100,10 +104,9 @@ def _diagnose(call: Call, checkpoint: Checkpoint | CheckpointLayer | CheckpointL
         return replace(d, open=(*unfit, *d.open))
     if isinstance(checkpoint, (str, Path)):
         checkpoint = open_checkpoint(checkpoint)
-    chosen = _chosen(call, checkpoint, layer)
+    chosen = _chosen(recorded, checkpoint, layer)
     if device is not None:
-        call, chosen = to_device(call, device), to_device(chosen, device)
-        given, output = Given.of(contract, call.arguments), None if output is None else call.outputs[0]
+        chosen = to_device(chosen, device)
     d = _with_checkpoint(call, given, facts, output, chosen, engine, Parallel(*tp) if isinstance(tp, tuple) else tp, scales)
     d = replace(d, open=(*unfit, *d.open))
     if d.verdict == UNEXPLAINED and layer is not None and isinstance(checkpoint, Checkpoint) and len(checkpoint.layers) > 1:
@@ -229,6 +232,8 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     scaled = None if alpha is None else global_scales.positive(alpha.float().reshape(-1))
     evidence = operands.examine(contract, plan, source, args)
     scalars = global_scales.examine(given, plan, _meant(evidence.findings, part), _other_ranks(plan, layer, parallel), _moved(plan, layer, parallel, evidence))
+    if output is not None and (scales is None or scales.by != "senders"):
+        scalars = global_scales.unconfirmed(given, scalars)
     findings = [*global_scales.joined([*evidence.findings, *scalars]),
                 *parameters.examine_activation(contract, read_activation(contract, args), part.activation, chosen.provenance, scaled),
                 *_from_tokens(given, chosen.routing), *activations.findings(contract, scales)]
@@ -390,8 +395,8 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
         return f
     mixed, struck = dict(right), f.where.split(", ")
     if any(o.key == QUANTISED_WITH and o.title in struck for o in contract.inputs):
-        if f.id == "global-not-loaded" and len(struck) == 1:
-            return f  # no number with which the right activations could be told
+        if f.strength == SUSPECTED:
+            return f  # whether the tokens were quantised with it is not known, or it is no number
         struck += [contract.operand(k).title for k in ("x", "x_scale")]  # the kernel does not read the number, but what was quantised with it
     for o in (*contract.operands, *contract.inputs):
         if o.title in struck or o.argument in struck:

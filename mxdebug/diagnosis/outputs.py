@@ -15,7 +15,7 @@ from ..metrics import Comparison, compare
 from ..reference import Trace
 from .finding import CONSISTENT, PROVED, Finding
 from .given import Given
-from .floor import floor_words, follows, rounding_floor  # noqa: F401  the last is for those who look for it beside `follows`
+from .floor import floor_words, follows
 from .region import Region, wrong_region
 
 SAMPLE = 4  # tokens on which hypotheses about the computation are tried

@@ -124,15 +124,15 @@ def examine_inputs(seen: Seen, contract: Contract, experts: int) -> list[Finding
     return out
 
 
-NOBODY = -1  # the expert id of a slot that the kernels leave out
+NOBODY = -1  # the expert id by which engines mark a slot that is to be left out
 
 
 def skipped(seen: Seen) -> list[str]:
-    """Slots and tokens that the kernels leave out: engines mark padding and slots of other ranks so, and a router that lost its numbers may too."""
+    """Slots and tokens marked as left out: by engines, for padding and slots of other ranks, or by a router that lost its numbers."""
     nobody, weightless = int((seen.experts == NOBODY).sum()), int((seen.router == 0).all(1).sum())
     out = []
     if nobody:
-        out.append(f"{nobody} of {seen.experts.numel()} expert ids are {NOBODY}: the kernel leaves these slots out; "
+        out.append(f"{nobody} of {seen.experts.numel()} expert ids are {NOBODY}: no expert computes these slots in the emulation; "
                    "right for padding and for slots of other ranks only")
     if 0 < weightless < len(seen.router):
         out.append(f"all router weights of {weightless} of {len(seen.router)} tokens are 0, so their output is 0: right for padding only")

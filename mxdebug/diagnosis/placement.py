@@ -33,7 +33,7 @@ def nan_scales(given: Given) -> list[Finding]:
     out = []
     for key in SCALES:
         data, experts = _bytes(given.contract, key, given), given.experts
-        nan = torch.isin(data, torch.tensor(nan_codes(given.contract.weights), dtype=torch.uint8))
+        nan = torch.isin(data, torch.tensor(nan_codes(given.contract.weights), dtype=torch.uint8, device=data.device))
         if nan.any():
             which = nan.reshape(experts, -1).any(1).nonzero().flatten().tolist()
             out.append(

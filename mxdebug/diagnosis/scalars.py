@@ -40,7 +40,7 @@ def not_loaded(given: Given) -> list[Finding]:
 
 
 def examine(given: Given, plan: Plan, part: MoELayer, others: Sequence[Mapping[str, Tensor]] = (), moved: Mapping[str, Tensor] | None = None) -> list[Finding]:
-    """Compare every global scale that is passed. Nothing where the format has none.
+    """Compare every global scale that is passed. Nothing where the format has none. A finding each; `joined` puts them together.
 
     others: what other ranks would be passed; moved: what belongs to the experts that stand here, where all operands have them in another order
     """
@@ -51,15 +51,21 @@ def examine(given: Given, plan: Plan, part: MoELayer, others: Sequence[Mapping[s
     if part.gate is not None and part.gate.global_scale is not None and not torch.equal(part.gate.global_scale, part.up.global_scale):
         ratio = (part.up.global_scale.float() / part.gate.global_scale.float())
         out.append(Finding(FAULTS["global-shared-by-halves"], PROVED, "checkpoint", f"w3's global scale is {_range(ratio)} times w1's, which both are read with"))
-    return joined(out)
+    return out
 
 
 def quantised_with(given: Given, findings: Sequence[Finding]) -> Tensor | None:
-    """float32 scalar: what the call says that its activations were multiplied with, where a finding is that it is not the checkpoint's; None for no number."""
+    """float32 scalar: what the call says that its activations were multiplied with, where it is more than a suspicion that this is not the checkpoint's."""
     operand = next((o for o in given.contract.inputs if o.key == QUANTISED_WITH), None)
-    if operand is None or not any(operand.title in f.where.split(", ") for f in findings if f.id != "global-not-loaded"):
+    if operand is None or not any(operand.title in f.where.split(", ") for f in findings if f.strength != SUSPECTED):
         return None
     return operand.get(given.arguments).float().reshape(-1)[0]
+
+
+def unconfirmed(given: Given, findings: list[Finding]) -> list[Finding]:
+    """The findings on a recorded call, where no sender says how its tokens were quantised: a number that the kernel does not read is then a suspicion."""
+    title = next((o.title for o in given.contract.inputs if o.key == QUANTISED_WITH), None)
+    return [replace(f, strength=SUSPECTED) if f.where == title else f for f in findings]
 
 
 def _one(given: Given, key: str, right: dict[str, Tensor], part: MoELayer, others: Sequence[Mapping[str, Tensor]],
@@ -97,12 +103,13 @@ _CALLERS = "the kernel does not read it for activations that are quantised alrea
 
 
 def joined(findings: list[Finding]) -> list[Finding]:
-    """Findings of one fault as one: scalars that share it, or that go with operands."""
-    out: dict[str, Finding] = {}
+    """Findings of one fault as one: scalars that share it, or that go with operands. A suspicion proves nothing by standing beside proof."""
+    out: dict[tuple[str, bool], Finding] = {}
     for f in findings:
-        old = out.get(f.id)
+        key = f.id, f.strength == SUSPECTED
+        old = out.get(key)
         strength = f.strength if old is None or f.strength == old.strength else PROVED
-        out[f.id] = f if old is None else replace(old, strength=strength, where=f"{old.where}, {f.where}", evidence=f"{old.evidence}; {f.evidence}")
+        out[key] = f if old is None else replace(old, strength=strength, where=f"{old.where}, {f.where}", evidence=f"{old.evidence}; {f.evidence}")
     return list(out.values())
 
 

@@ -7,7 +7,9 @@ does not pay, everything is done by torch. MXDEBUG_FAST=0 says so too. tests/tes
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -43,20 +45,22 @@ def on_gpu(*tensors: Tensor) -> ModuleType | None:
 
 @functools.cache
 def _cpu() -> ModuleType | None:
-    if os.environ.get("MXDEBUG_FAST") == "0" or find_spec("numba") is None:
-        return None
-    from . import cpu
-
-    return cpu
+    return _module("cpu", "numba")
 
 
 @functools.cache
 def _gpu() -> ModuleType | None:
-    if os.environ.get("MXDEBUG_FAST") == "0" or find_spec("triton") is None:
-        return None
-    from . import gpu
+    return _module("gpu", "triton")
 
-    return gpu
+
+def _module(name: str, needs: str) -> ModuleType | None:
+    if os.environ.get("MXDEBUG_FAST") == "0" or find_spec(needs) is None:
+        return None
+    try:
+        return importlib.import_module(f".{name}", __name__)
+    except Exception as error:  # installed, and not to be used: numba refuses a newer numpy, say
+        warnings.warn(f"{needs} cannot be used, torch does its work: {error}", RuntimeWarning, stacklevel=2)
+        return None
 
 
 def spread(work: Callable[[int, int], object], total: int) -> None:

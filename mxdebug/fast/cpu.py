@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from numba import njit
@@ -10,7 +14,14 @@ from torch import Tensor
 from . import spread
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_compiled = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    options = {"nogil": True, "boundscheck": False, "error_model": "numpy", **options}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder to keep it in, as in a container that cannot be written to
+        return njit(**options)(function)
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------
@@ -45,21 +56,16 @@ def _bytes(t: Tensor) -> np.ndarray:
 
 
 @_compiled
-def _to_physical(logical: np.ndarray, physical: np.ndarray, outer: np.ndarray, inner: np.ndarray, slab: int, first: int, end: int) -> None:
+def _move(logical: np.ndarray, physical: np.ndarray, outer: np.ndarray, inner: np.ndarray, back: bool, first: int, end: int) -> None:
     n = len(inner)
+    slab = len(outer) * n
     for tile in range(first, end):
         start = tile // len(outer) * slab + outer[tile % len(outer)]
         for i in range(n):
-            physical[tile * n + i] = logical[start + inner[i]]
-
-
-@_compiled
-def _to_logical(logical: np.ndarray, physical: np.ndarray, outer: np.ndarray, inner: np.ndarray, slab: int, first: int, end: int) -> None:
-    n = len(inner)
-    for tile in range(first, end):
-        start = tile // len(outer) * slab + outer[tile % len(outer)]
-        for i in range(n):
-            logical[start + inner[i]] = physical[tile * n + i]
+            if back:
+                logical[start + inner[i]] = physical[tile * n + i]
+            else:
+                physical[tile * n + i] = logical[start + inner[i]]
 
 
 def move(flat: Tensor, outer: np.ndarray, inner: np.ndarray, unit: int, back: bool) -> Tensor:
@@ -67,12 +73,9 @@ def move(flat: Tensor, outer: np.ndarray, inner: np.ndarray, unit: int, back: bo
 
     unit: bytes that stay together, 1, 2, 4 or 8; outer and inner int64, in units.
     """
-    source = flat.reshape(-1).numpy().view(_WORDS[unit])
     out = torch.empty_like(flat)
-    target = out.reshape(-1).numpy().view(_WORDS[unit])
-    slab = len(outer) * len(inner)
-    kernel, arrays = (_to_logical, (target, source)) if back else (_to_physical, (source, target))
-    spread(lambda first, end: kernel(*arrays, outer, inner, slab, first, end), source.size // len(inner))
+    logical, physical = (t.reshape(-1).numpy().view(_WORDS[unit]) for t in ((out, flat) if back else (flat, out)))
+    spread(lambda first, end: _move(logical, physical, outer, inner, back, first, end), physical.size // len(inner))
     return out
 
 
@@ -136,13 +139,12 @@ def _interleave(logical: np.ndarray, physical: np.ndarray, back: bool, first: in
                     _weave_rows(kinds[0], kinds[1], kinds[2], kinds[3], words)
 
 
-def sm90_weights(flat: Tensor, rows: int, columns: int, back: bool) -> Tensor:
-    """uint8 [..., rows * columns] in the order of SM90_WEIGHT_INTERLEAVE; back: from it. rows % 16 == 0, columns % 32 == 0."""
+def sm90_weights(flat: Tensor, columns: int, back: bool) -> Tensor:
+    """uint8 [..., rows * columns] in the order of SM90_WEIGHT_INTERLEAVE; back: from it. Rows are a multiple of 16, columns of 32."""
     out = torch.empty_like(flat)
-    logical, physical = (flat, out)[:: -1 if back else 1]
-    arrays = (t.reshape(-1).numpy().view(np.uint32).reshape(shape) for t, shape in ((logical, (-1, columns // 4)), (physical, (-1, 2, 8, columns // 4))))
-    a, b = arrays
-    spread(lambda first, end: _interleave(a, b, back, first, end), len(b))
+    logical, physical = (t.reshape(-1).numpy().view(np.uint32) for t in ((out, flat) if back else (flat, out)))
+    rows_of, tiles_of = logical.reshape(-1, columns // 4), physical.reshape(-1, 2, 8, columns // 4)
+    spread(lambda first, end: _interleave(rows_of, tiles_of, back, first, end), len(tiles_of))
     return out
 
 
@@ -268,8 +270,9 @@ def count_zeros(payload: np.ndarray, scales: np.ndarray, is_zero: np.ndarray, el
 # -- products -----------------------------------------------------------------------------------------------------------
 
 
-# Sums of one block's products are exact in float64, so that the compiler may add them in any order. The totals are added as they are written.
-@njit(nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract"})
+# In any order: sums of one block's products of codes are exact in float64, and others are wanted to float64's precision only. Totals are added as they
+# are written.
+@functools.partial(_compiled, fastmath={"reassoc", "contract"})
 def _dot(x: np.ndarray, w: np.ndarray, first: int, n: int) -> float:
     total = 0.0
     for i in range(n):
@@ -334,7 +337,7 @@ def _gemm(x: np.ndarray, payload: np.ndarray, scales: np.ndarray, values: np.nda
 
 
 def gemm(x: Tensor, payload: Tensor, scales: Tensor, values: Tensor, codec: Tensor, outer: float) -> Tensor:
-    """float64 [T, N]: x times the dequantised weight, transposed; arguments as of `block_gemm`, and the global scale."""
+    """float64 [T, N]: x times the dequantised weight, transposed, up to the order of additions; arguments as of `block_gemm`, and the global scale."""
     out = torch.empty(len(payload), len(x), dtype=torch.float64)
     arrays = [t.numpy() for t in (x, payload, scales, values, codec)]
     spread(lambda first, end: _gemm(*arrays, np.float32(outer), out.numpy(), first, end), len(payload))

@@ -19,12 +19,6 @@ _SIZE = 512  # words of 32 bits, or bytes, of one program: whole blocks of every
 
 
 @triton.jit
-def _outer(outer, first, at, there, part, whole: tl.constexpr):
-    """The global scale of payload units first + at: one for the program where `whole`, since the division of each is dear."""
-    return tl.load(outer + first // part) if whole else tl.load(outer + (first + at) // part, there, 0.0)
-
-
-@triton.jit
 def _packed(payload, scales, table, outer, out, total, part, each: tl.constexpr, has_outer: tl.constexpr, whole: tl.constexpr, size: tl.constexpr):
     """Words of eight E2M1 codes, so that a lane writes 16 bytes of bf16. each: words of a block scale; part: words of a global scale."""
     first = tl.program_id(0).to(tl.int64) * size
@@ -35,21 +29,19 @@ def _packed(payload, scales, table, outer, out, total, part, each: tl.constexpr,
     value = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
     value *= tl.load(table + tl.load(scales + (first + at) // each, there, 0).to(tl.int32))[:, None]
     if has_outer:
-        g = _outer(outer, first, at, there, part, whole)
-        value *= g if whole else g[:, None]
+        # One for the program where `whole`, since the division of each is dear.
+        value *= tl.load(outer + first // part) if whole else tl.load(outer + (first + at) // part, there, 0.0)[:, None]
     tl.store(out + first * 8 + at[:, None] * 8 + eight[None, :], value.to(out.dtype.element_ty), there[:, None])
 
 
 @triton.jit
-def _single(payload, scales, table, elements, outer, out, total, part, each: tl.constexpr, has_outer: tl.constexpr, whole: tl.constexpr, size: tl.constexpr):
-    """One element a byte, by a table."""
+def _single(payload, scales, table, elements, out, total, each: tl.constexpr, size: tl.constexpr):
+    """One element a byte, by a table. No format with such elements has a global scale."""
     first = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, size)
     there = first + at < total
     value = tl.load(elements + tl.load(payload + first + at, there, 0).to(tl.int32))
     value *= tl.load(table + tl.load(scales + first // each + at // each, there, 0).to(tl.int32))
-    if has_outer:
-        value *= _outer(outer, first, at, there, part, whole)
     tl.store(out + first + at, value.to(out.dtype.element_ty), there)
 
 
@@ -65,20 +57,19 @@ def dequantise(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, outer: Ten
     out = torch.empty(t.shape, dtype=dtype, device=device) if out is None else out
     payload, size = (words(t.payload, torch.int32), _SIZE) if packed else (t.payload, 4 * _SIZE)
     total, each, table = payload.numel(), t.format.block // (8 if packed else 1), _on(codec, device)
-    part = total if outer is None else total // outer.numel()
-    grid, scale, settings = (triton.cdiv(total, size),), table if outer is None else outer, (outer is not None, part % size == 0, size)
+    part, grid = total if outer is None else total // outer.numel(), (triton.cdiv(total, size),)
     with torch.cuda.device(device):
         if packed:
-            _packed[grid](payload, t.scales, table, scale, out, total, part, each, *settings)
+            _packed[grid](payload, t.scales, table, table if outer is None else outer, out, total, part, each, outer is not None, part % size == 0, size)
         else:
-            _single[grid](payload, t.scales, table, _on(t.format.element, device), scale, out, total, part, each, *settings)
+            _single[grid](payload, t.scales, table, _on(t.format.element, device), out, total, each, size)
     return out
 
 
 @triton.jit
 def _sm90(logical, physical, total, columns, back: tl.constexpr, size: tl.constexpr):
     """The SM90 weight interleave: a lane has eight bytes of row r and eight of row r + 8 of a tile, which make four words (fast.cpu has the fields)."""
-    at = tl.program_id(0) * size + tl.arange(0, size)  # the number of the four words, in physical order: 32 bits for 32 GiB
+    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)  # the number of the four words, in physical order
     there = at < total
     across = columns // 16
     column, rest = at % across, at // across
@@ -110,7 +101,7 @@ def _sm90(logical, physical, total, columns, back: tl.constexpr, size: tl.conste
         tl.store(words, w, there[:, None])
 
 
-def sm90_weights(flat: Tensor, rows: int, columns: int, back: bool) -> Tensor:
+def sm90_weights(flat: Tensor, columns: int, back: bool) -> Tensor:
     """As `fast.cpu.sm90_weights`."""
     out, total = torch.empty_like(flat), flat.numel() // 16
     logical, physical = (out, flat) if back else (flat, out)

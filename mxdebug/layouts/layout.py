@@ -26,7 +26,7 @@ class Layout:
     pads      whether a matrix that does not fill the tiles is padded with `fill` (True) or refused (False)
     bits      for layouts that also permute bits: of each 32-bit little-endian word of physical bytes, source bit b goes to bits[b]
     source    who defines it
-    compiled  the name of its own kernel in mxdebug.fast.cpu, where it has one
+    compiled  the name of its own kernel in mxdebug.fast.cpu and gpu, where it has one
 
     Leading axes (experts) are batch axes: every slab is laid out on its own.
     """
@@ -115,7 +115,7 @@ class Layout:
             return flat.clone()
         on_cpu = fast.on_cpu(flat)
         if self.compiled and self.bits and (compiled := on_cpu or fast.on_gpu(flat)) is not None:
-            return getattr(compiled, self.compiled)(flat, pr, pc, back)
+            return getattr(compiled, self.compiled)(flat, pc, back)
         if on_cpu is not None and not self.bits:
             return on_cpu.move(flat, *_steps(self, pr, pc), back)
         if flat.is_cuda and not self.bits:

@@ -16,9 +16,10 @@ class Symptom:
     meaning: str
 
     def fits(self, text: str) -> bool:
-        """Whether a text holds this message, or is a part of it; case and line ends do not count."""
-        words = " ".join(text.split())
-        return bool(re.search(self.pattern, words, re.IGNORECASE)) or bool(words) and words.casefold() in self.message.casefold()
+        """Whether a text holds this message, or is a part of it of two words and more; case and line ends do not count."""
+        words = text.split()
+        line = " ".join(words)
+        return bool(re.search(self.pattern, line, re.IGNORECASE)) or len(words) > 1 and line.casefold() in self.message.casefold()
 
 
 def fitting(symptoms: Sequence[Symptom], text: str) -> list[Symptom]:

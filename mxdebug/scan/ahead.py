@@ -17,17 +17,17 @@ from .. import files
 Read = tuple[str, int, int]  # file, start, size
 _MOST = 3  # pieces that are read before they are asked for
 _KEPT = 2  # a weight's scales and payload are looked at together
-_BUFFER = 1 << 22
+_NOBODY = -1  # the key of what is said at the end
 
 
 class Ahead:
     """Pieces of files in `folder`, in the order of `reads`, each with the key of what it is for. A context: leaving it stops reading.
 
-    A piece that cannot be read is an error for its key, whose other pieces are left out.
+    A piece that cannot be read is an error for its key, whose other pieces are left out. buffer: the size of most pieces.
     """
 
-    def __init__(self, folder: Path, reads: Iterable[tuple[int, Read]]) -> None:
-        self._folder, self._reads = folder, iter(reads)
+    def __init__(self, folder: Path, reads: Iterable[tuple[int, Read]], buffer: int) -> None:
+        self._folder, self._reads, self._size = folder, iter(reads), buffer
         self._files: dict[str, IO[bytes]] = {}
         self._done: queue.Queue[tuple[int, np.ndarray | Exception]] = queue.Queue(_MOST)
         self._given: list[np.ndarray] = []  # to the caller, who may still look at the last _KEPT of them
@@ -50,28 +50,36 @@ class Ahead:
             file.close()
 
     def next(self, key: int) -> Tensor:
-        """uint8: the next piece that is for `key`, valid until _KEPT more were taken. Raises OSError or ValueError where it, or one before it, could not be read."""
+        """uint8: the next piece that is for `key`, valid until _KEPT more were taken. Raises OSError or ValueError where it, or one before it, could
+        not be read, and whatever ended the reading before it."""
         while True:
             of, piece = self._done.get()
-            if of == key:
+            if of == _NOBODY:
+                self._done.put((of, piece))  # for who asks next
+            if of in (key, _NOBODY):
                 if isinstance(piece, Exception):
                     raise piece
                 self._given.append(piece)
                 if len(self._given) > _KEPT:
-                    self._free.put(self._given.pop(0))
+                    self._free.put(self._given.pop(0).base)
                 return torch.from_numpy(piece)
 
     def _run(self) -> None:
-        failed = -1
-        for key, read in self._reads:
-            if self._stop.is_set():
-                return
-            if key != failed:
-                try:
-                    self._done.put((key, self._read(*read)))
-                except Exception as error:  # whatever it is, it must not leave the other thread waiting
-                    failed = key
-                    self._done.put((key, error))
+        failed, end = _NOBODY, Exception("nothing is left to read")
+        try:
+            for key, read in self._reads:
+                if self._stop.is_set():
+                    break
+                if key != failed:
+                    try:
+                        self._done.put((key, self._read(*read)))
+                    except Exception as error:
+                        failed = key
+                        self._done.put((key, error))
+        except Exception as error:  # of `reads`: whatever it is, it must not leave the other thread waiting
+            end = error
+        if not self._stop.is_set():
+            self._done.put((_NOBODY, end))
 
     def _read(self, name: str, start: int, size: int) -> np.ndarray:
         if name not in self._files:
@@ -87,11 +95,5 @@ class Ahead:
 
     def _buffer(self, size: int) -> np.ndarray:
         """uint8 [size], in memory that was used before where that is large enough: new pages cost more than reading into them."""
-        try:
-            whole = self._free.get_nowait()
-            whole = whole if whole.base is None else whole.base
-        except queue.Empty:
-            whole = np.empty(0, dtype=np.uint8)
-        if len(whole) < size:
-            whole = np.empty(max(size, _BUFFER), dtype=np.uint8)
-        return whole[:size]
+        whole = np.empty(0, dtype=np.uint8) if self._free.empty() else self._free.get()  # this thread alone takes from it
+        return (whole if len(whole) >= size else np.empty(max(size, self._size), dtype=np.uint8))[:size]

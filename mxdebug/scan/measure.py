@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import fast
 from ..layouts import row_hashes
 from .ahead import Ahead, Read
+from .codes import ZERO
 
 CHUNK = 1 << 22
 """Bytes that are read at once: few enough to be counted before they leave the last cache. Row hashes need another eight times as much for a moment."""
@@ -42,7 +43,7 @@ class Task:
     key         the weight's module
     experts     E: payload and scales are split into that many equal parts
     rows        N of one expert; 0 where no payload is read
-    packed, block_bytes, zero_scale   elements of 4 bits; payload bytes of a block; the byte of a scale that is zero, or None
+    packed, block_bytes, e4m3   elements of 4 bits; payload bytes of a block; scales that can be zero
     numbers     role -> piece of 4 bytes, float32
     names       of each part's projections in the index: ("w1", "w3") where rows alternate; empty: no row hashes
     """
@@ -54,7 +55,7 @@ class Task:
     rows: int = 0
     packed: bool = True
     block_bytes: int = 16
-    zero_scale: int | None = None
+    e4m3: bool = False
     numbers: tuple[tuple[str, Piece], ...] = ()
     names: tuple[str, ...] = ()
 
@@ -108,7 +109,7 @@ def measure(folder: str, tasks: list[Task]) -> list[Measured]:
     """Measure weights of files in `folder`, each opened once. What cannot be read has `failed` set."""
     compiled = fast.for_bytes(sum(t.payload.size for t in tasks if t.payload is not None))  # scales alone do not pay for loading numba
     out = []
-    with Ahead(Path(folder), ((key, read) for key, task in enumerate(tasks) for read in _reads(task))) as ahead:
+    with Ahead(Path(folder), ((key, read) for key, task in enumerate(tasks) for read in _reads(task)), CHUNK) as ahead:
         for key, task in enumerate(tasks):
             try:
                 out.append(_one(lambda: ahead.next(key), task, compiled))  # noqa: B023  used up before the next turn
@@ -193,17 +194,14 @@ def _count_payload(payload: Tensor, packed: bool, compiled: ModuleType | None) -
     return square.sum(0) + square.sum(1) if packed else counts
 
 
-_ZERO = np.isin(np.arange(256), (0x00, 0x80))  # E4M3's -0 is zero too
-
-
 def _zeros(payload: np.ndarray, scale: np.ndarray | None, task: Task, compiled: ModuleType | None) -> tuple[int, int]:
     """(rows of zeros, blocks with a zero scale and other payload), of uint8 [rows, n] and [rows, blocks]."""
-    if scale is None or task.zero_scale is None:
+    if scale is None or not task.e4m3:
         scale = np.empty((len(payload), 0), dtype=np.uint8)
     if compiled is not None:
-        return compiled.count_zeros(payload, scale, _ZERO, _NONZERO[task.packed])
+        return compiled.count_zeros(payload, scale, ZERO[True], _NONZERO[task.packed])
     blocks = (payload.view(np.uint64).reshape(len(payload), payload.shape[1] // task.block_bytes, -1) & np.uint64(_NONZERO[task.packed])).any(-1)
-    return int((~blocks.any(-1)).sum()), int((_ZERO[scale] & blocks).sum()) if scale.size else 0
+    return int((~blocks.any(-1)).sum()), int((ZERO[True][scale] & blocks).sum()) if scale.size else 0
 
 
 def _count(t: Tensor) -> np.ndarray:

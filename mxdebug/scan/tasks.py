@@ -32,7 +32,7 @@ def task_of(weight: Weight, payload: bool, index: bool) -> Task | None:
         sizes[1] if whole else 0,
         weight.kind.packed,
         weight.kind.block_bytes,
-        0 if weight.kind.e4m3 else None,
+        weight.kind.e4m3,
         numbers,
         _names(weight) if index and whole else (),
     )
