@@ -288,15 +288,20 @@ def dequantise_fast(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, out: 
     out = torch.empty(t.shape, dtype=dtype) if out is None else out
     payload, scales, values = (x.reshape(parts, -1, x.shape[-1]) for x in (t.payload, t.scales, out))
     for i in range(parts):  # the values of every payload byte under every scale byte are one table, and small
-        table = _products(t.format, codec)
-        compiled.look_up(payload[i], scales[i], (table if outer is None else table * outer[i]).to(dtype), values[i])
+        table = _products(t.format, codec, dtype) if outer is None else _multiplied(_products(t.format, codec, torch.float32), outer[i], dtype)
+        compiled.look_up(payload[i], scales[i], table, values[i])
     return out
 
 
 @functools.cache
-def _products(fmt: BlockFormat, codec: ScaleCodec) -> Tensor:
-    """float32 [256, 256, elements of a byte]: the value of each payload byte under each scale byte."""
-    return byte_values(fmt.element) * codec.table()[:, None, None]
+def _products(fmt: BlockFormat, codec: ScaleCodec, dtype: torch.dtype) -> Tensor:
+    """[256, 256, elements of a byte]: the value of each payload byte under each scale byte."""
+    return (byte_values(fmt.element) * codec.table()[:, None, None]).to(dtype)
+
+
+def _multiplied(table: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """table * factor, in parts so small that torch does not wake its threads: they spin for milliseconds after, on the cores of those that follow."""
+    return torch.cat([(part * factor).to(dtype) for part in table.split(32)])
 
 
 @functools.cache
@@ -356,26 +361,58 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
     if x.shape[-1] % fmt.block:
         raise MxdebugError("values", f"a last dimension that is a multiple of {fmt.block}", f"shape {list(x.shape)}",
                            f"{fmt.name} shares one scale among {fmt.block} elements; pad first, on purpose")
-    blocks = x.double().unflatten(-1, (-1, fmt.block))
-    amax = blocks.abs().amax(dim=-1)
     if fmt.outer:
         if rule is not None:
             raise MxdebugError("exponent rule", f"none for {fmt.name}", repr(rule), "its block scales are E4M3, not powers of two")
-        if not torch.isfinite(x).all():
+        largest = torch.stack(x.aminmax()).abs().amax().float() if x.numel() else torch.zeros((), device=x.device)
+        if not torch.isfinite(largest):
             raise MxdebugError("values", "finite numbers", "NaN or inf", "an overflow upstream")
         if global_scale is None:
-            global_scale = (x.float().abs().amax() / (E4M3.max * E2M1.max)).clamp(min=torch.finfo(torch.float32).tiny)
-        g = global_scale.double()
-        scales = E4M3.encode((amax / fmt.element.max / g.reshape(*g.shape, *[1] * (amax.dim() - g.dim()))).float())
-        step = fmt.scale.decode(scales).double() * g.reshape(*g.shape, *[1] * (amax.dim() - g.dim()))
-    else:
-        if rule is None:
-            raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", "none",
-                               "quantisers differ here, so mxdebug has no default")
-        scales = shared_exponent(amax.float(), fmt.element, rule)
-        step = torch.exp2(scales.double() - 127)
-    scaled = torch.where(step[..., None] == 0, 0.0, blocks / torch.where(step == 0, 1.0, step)[..., None])
-    if not fmt.outer and fmt.packed:
-        scaled = torch.where((scales == 255)[..., None], 0.0, scaled)  # the block reads as NaN through its scale
-    codes = fmt.element.encode(scaled.float().flatten(-2))
+            global_scale = (largest / (E4M3.max * E2M1.max)).clamp(min=torch.finfo(torch.float32).tiny)
+    elif rule is None:
+        raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", "none", "quantisers differ here, so mxdebug has no default")
+    if (made := quantise_fast(x, fmt, rule, global_scale)) is not None:
+        return made
+    blocks = x.double().unflatten(-1, (-1, fmt.block))
+    amax = blocks.abs().amax(dim=-1)
+    outer = None if global_scale is None else global_scale.double().reshape(*global_scale.shape, *[1] * (amax.dim() - global_scale.dim()))
+    scales = block_scales(amax, fmt, rule, outer)
+    step = block_steps(scales, fmt, outer)
+    codes = fmt.element.encode(torch.where(step[..., None] == 0, 0.0, blocks / torch.where(step == 0, 1.0, step)[..., None]).float().flatten(-2))
     return BlockTensor(pack_fp4(codes) if fmt.packed else codes, scales, fmt, global_scale)
+
+
+def block_scales(amax: Tensor, fmt: BlockFormat, rule: str | None, outer: Tensor | None) -> Tensor:
+    """uint8: the scale bytes of blocks with these maxima, by an exponent rule or under a global scale, float64, that broadcasts."""
+    if outer is None:
+        return shared_exponent(amax.float(), fmt.element, str(rule))
+    return E4M3.encode((amax.double() / fmt.element.max / outer).float())
+
+
+def block_steps(scales: Tensor, fmt: BlockFormat, outer: Tensor | None) -> Tensor:
+    """float64: what elements under these scale bytes are divided by; 0 where they become zeros."""
+    if outer is not None:
+        return fmt.scale.decode(scales).double() * outer
+    step = torch.exp2(scales.double() - 127)
+    return torch.where(scales == 255, 0.0, step) if fmt.packed else step  # such a block reads as NaN through its scale
+
+
+def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: Tensor | None) -> BlockTensor | None:
+    """As `quantise`, by a compiled kernel; None where there is none for these values. The bytes are the same."""
+    g = global_scale
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or g is not None and g.numel() != 1 and g.shape != x.shape[: g.dim()]:
+        return None
+    compiled = fast.on_cpu(x) or fast.on_gpu(x)
+    if compiled is None or x.numel() == 0 or g is not None and x.nbytes // g.numel() < 8 * fast.PART:  # the table has as many entries as that has blocks
+        return None
+    x = x.float() if x.dtype == torch.float16 else x
+    outer = None if g is None else g.double().reshape(-1, 1).to(x.device)
+    table = steps_of(fmt, rule, x.device, x.dtype) if outer is None else fast.steps(lambda amax: block_scales(amax, fmt, None, outer), x.device, x.dtype)
+    byte = torch.arange(256, dtype=torch.uint8, device=x.device)
+    return None if table is None else BlockTensor(*compiled.quantise(x, fmt, table, block_steps(byte, fmt, outer)), fmt, global_scale)
+
+
+@functools.cache
+def steps_of(fmt: BlockFormat, rule: str | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """The rule of a format without a global scale as a table."""
+    return fast.steps(lambda amax: block_scales(amax, fmt, rule, None), device, dtype)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mxdebug import MxdebugError, fast, reference
 from mxdebug.block_gemm import FEW, block_gemm
-from mxdebug.formats import E4M3_SCALE, E8M0, E8M0_SM90, FORMATS, MXFP4, MXFP8, NVFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor
+from mxdebug.formats import (E4M3_SCALE, E8M0, E8M0_SM90, EXPONENT_RULES, FORMATS, MXFP4, MXFP8, NVFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor, quantise,
+                             quantise_fast)
 from mxdebug.layouts import LAYOUTS, MISTAKEN_128x4
 from mxdebug.scan import measure
 
@@ -39,7 +40,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def both(monkeypatch: pytest.MonkeyPatch, work) -> tuple[Tensor, Tensor]:
+def both(monkeypatch: pytest.MonkeyPatch, work):
     with compiled(monkeypatch, True):
         got = work()
     with compiled(monkeypatch, False):
@@ -75,6 +76,43 @@ def test_a_global_scale_broadcasts_or_is_refused_alike(monkeypatch: pytest.Monke
                 results.append(None)
     got, want = results
     assert (got is None) == (want is None) and (got is None or torch.equal(got, want))
+
+
+def values_to_round() -> Iterator[Tensor]:
+    """[rows, 64]: every bfloat16, in order and shuffled; any float32; numbers half way between codes, under many scales; zeros of both signs."""
+    order = torch.Generator().manual_seed(3)
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    yield every.view(-1, 64)
+    yield every[torch.randperm(1 << 16, generator=order)].view(-1, 64)
+    yield torch.randint(-(1 << 31), (1 << 31) - 1, (2000, 64), generator=order).int().view(torch.float32)
+    halves = torch.randint(-60, 61, (1000, 64), generator=order) / 8 * torch.exp2(torch.randint(-140, 120, (1000, 1), generator=order).float())
+    yield from (halves, halves.bfloat16(), (halves * 1e-6).half(), torch.randn(500, 64, generator=order), torch.zeros(2, 64), -torch.zeros(2, 64))
+
+
+@numba
+@pytest.mark.parametrize("fmt, rule", [(f, rule) for f in FORMATS.values() for rule in ((None,) if f.outer else EXPONENT_RULES)], ids=lambda v: getattr(v, "name", v))
+def test_quantise(monkeypatch: pytest.MonkeyPatch, fmt, rule: str | None) -> None:
+    for x in values_to_round():
+        if fmt.outer:
+            x = torch.where(torch.isfinite(x), x, 0)
+            x = x.view(2, -1, 64)
+        for g in (None, torch.tensor(0.0037), torch.tensor([7e-4, 3e5])) if fmt.outer else (None,):
+            got, want = both(monkeypatch, lambda: quantise(x, fmt, rule=rule, global_scale=g))
+            assert torch.equal(got.scales, want.scales) and torch.equal(got.payload, want.payload)
+            with compiled(monkeypatch, True):
+                assert quantise_fast(x, fmt, rule, want.global_scale) is not None
+
+
+def test_a_rule_is_a_table_where_no_bin_has_two_steps() -> None:
+    """2^-8 of a number is the size of its bin: a rule with finer steps has two in some."""
+    def counts(places: int):
+        return lambda amax: (amax * 2.0**places).floor().clamp(max=255).nan_to_num(255).to(torch.uint8)
+
+    first, at = fast.steps(counts(0), torch.device("cpu"), torch.float32)
+    number = torch.tensor([0.0, 0.99, 1.0, 2.999, 254.5, 255.0, 1e9])
+    bits = number.view(torch.int32)
+    assert (first[0][bits >> 16] + (bits >= at[0][bits >> 16])).tolist() == [0, 0, 1, 2, 254, 255, 255]
+    assert fast.steps(lambda amax: (amax * 256).remainder(256).to(torch.uint8), torch.device("cpu"), torch.float32) is None
 
 
 @numba

@@ -18,6 +18,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from .steps import steps as steps
+
 WORTH = 1 << 21
 """Bytes from which on a kernel pays: below, torch takes milliseconds, and loading numba half a second."""
 PART = 1 << 16
@@ -65,12 +67,13 @@ def _module(name: str, needs: str) -> ModuleType | None:
 
 def spread(work: Callable[[int, int], object], total: int) -> None:
     """Call work(first, end) for parts of range(total), on as many threads as torch uses. The kernels release Python's lock."""
-    parts = min(torch.get_num_threads(), total)
-    if parts <= 1:
+    threads = min(torch.get_num_threads(), total)
+    if threads <= 1:
         work(0, total)
         return
+    parts = min(8 * threads, total)  # a thread that comes late, since torch's own still spin on its core, takes fewer of them
     bounds = [i * total // parts for i in range(parts + 1)]
-    for done in [_pool(parts).submit(work, a, b) for a, b in zip(bounds, bounds[1:])]:
+    for done in [_pool(threads).submit(work, a, b) for a, b in zip(bounds, bounds[1:])]:
         done.result()
 
 

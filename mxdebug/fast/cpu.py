@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,29 +10,22 @@ from numba import njit
 from torch import Tensor
 
 from . import spread
-
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    options = {"nogil": True, "boundscheck": False, "error_model": "numpy", **options}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder to keep it in, as in a container that cannot be written to
-        return njit(**options)(function)
+from .compiled import WORDS, compiled, data
+from .cpu_quantise import quantise as quantise
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------
 
 
-@_compiled
+@compiled
 def _look_up(payload: np.ndarray, scales: np.ndarray, table: np.ndarray, out: np.ndarray, first: int, end: int) -> None:
     each = payload.shape[1] // scales.shape[1]
     for row in range(first, end):
+        codes, values = payload[row].reshape(-1, each), out[row].reshape(-1, each)  # indices that start at 0 need no check for negative ones
         for block in range(scales.shape[1]):
-            values = table[scales[row, block]]
-            for i in range(block * each, (block + 1) * each):
-                out[row, i] = values[payload[row, i]]
+            meant = table[scales[row, block]]
+            for i in range(each):
+                values[block, i] = meant[codes[block, i]]
 
 
 def look_up(payload: Tensor, scales: Tensor, table: Tensor, out: Tensor) -> None:
@@ -43,29 +34,25 @@ def look_up(payload: Tensor, scales: Tensor, table: Tensor, out: Tensor) -> None
     payload uint8 [rows, n], scales uint8 [rows, n / block], table [256, 256, m] of a dtype of 2 or 4 bytes with m elements for each byte,
     out [rows, n * m] of that dtype.
     """
-    word = _WORDS[table.element_size() * table.shape[-1]]
-    arrays = payload.numpy(), scales.numpy(), _bytes(table).reshape(256, -1).view(word), _bytes(out).reshape(len(payload), -1).view(word)
+    word = WORDS[table.element_size() * table.shape[-1]]
+    arrays = payload.numpy(), scales.numpy(), data(table).reshape(256, -1).view(word), data(out).reshape(len(payload), -1).view(word)
     spread(lambda first, end: _look_up(*arrays, first, end), len(payload))
-
-
-def _bytes(t: Tensor) -> np.ndarray:
-    return t.view(torch.uint8).numpy()
 
 
 # -- places -------------------------------------------------------------------------------------------------------------
 
 
-@_compiled
+@compiled
 def _move(logical: np.ndarray, physical: np.ndarray, outer: np.ndarray, inner: np.ndarray, back: bool, first: int, end: int) -> None:
     n = len(inner)
-    slab = len(outer) * n
     for tile in range(first, end):
-        start = tile // len(outer) * slab + outer[tile % len(outer)]
+        start = np.uint64(tile // len(outer) * len(outer) * n) + outer[tile % len(outer)]
+        own = physical[tile * n : (tile + 1) * n]
         for i in range(n):
             if back:
-                logical[start + inner[i]] = physical[tile * n + i]
+                logical[start + inner[i]] = own[i]
             else:
-                physical[tile * n + i] = logical[start + inner[i]]
+                own[i] = logical[start + inner[i]]
 
 
 def move(flat: Tensor, outer: np.ndarray, inner: np.ndarray, unit: int, back: bool) -> Tensor:
@@ -74,8 +61,9 @@ def move(flat: Tensor, outer: np.ndarray, inner: np.ndarray, unit: int, back: bo
     unit: bytes that stay together, 1, 2, 4 or 8; outer and inner int64, in units.
     """
     out = torch.empty_like(flat)
-    logical, physical = (t.reshape(-1).numpy().view(_WORDS[unit]) for t in ((out, flat) if back else (flat, out)))
-    spread(lambda first, end: _move(logical, physical, outer, inner, back, first, end), physical.size // len(inner))
+    logical, physical = (t.reshape(-1).numpy().view(WORDS[unit]) for t in ((out, flat) if back else (flat, out)))
+    unsigned = outer.astype(np.uint64), inner.astype(np.uint64)  # such indices need no check for negative ones
+    spread(lambda first, end: _move(logical, physical, *unsigned, back, first, end), physical.size // len(inner))
     return out
 
 
@@ -97,13 +85,13 @@ def _weave(a: int, b: int, c: int, d: int) -> int:
     )  # fmt: skip
 
 
-@_compiled
+@compiled
 def _weave_rows(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, out: np.ndarray) -> None:
     for i in range(len(out)):
         out[i] = _U(_weave(_U(a[i]), _U(b[i]), _U(c[i]), _U(d[i])))
 
 
-@_compiled
+@compiled
 def _unweave_rows(words: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> None:
     for i in range(len(words)):
         w = words[i]
@@ -116,10 +104,10 @@ def _unweave_rows(words: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray
         )  # fmt: skip
 
 
-@_compiled
+@compiled
 def _interleave(logical: np.ndarray, physical: np.ndarray, back: bool, first: int, end: int) -> None:
-    """logical uint32 [rows, columns / 4], physical uint32 [rows / 16, 2, 8, columns / 4]; tiles of 16 rows from `first` on."""
-    n = logical.shape[1] // 4
+    """logical uint32 [rows, columns / 16, 4], physical uint32 [rows / 16, 2, 8, columns / 4]; tiles of 16 rows from `first` on."""
+    n = logical.shape[1]
     four = np.empty((4, n), dtype=np.uint32)  # the four bytes of each word, one kind behind the other
     kinds = four.view(np.uint8)
     for tile in range(first, end):
@@ -130,12 +118,12 @@ def _interleave(logical: np.ndarray, physical: np.ndarray, back: bool, first: in
                 if back:
                     _unweave_rows(words, kinds[0], kinds[1], kinds[2], kinds[3])
                     for i in range(n):
-                        upper[i * 4 + at], upper[i * 4 + at + 1] = four[0, i], four[2, i]
-                        lower[i * 4 + at], lower[i * 4 + at + 1] = four[1, i], four[3, i]
+                        upper[i, at], upper[i, at + 1] = four[0, i], four[2, i]
+                        lower[i, at], lower[i, at + 1] = four[1, i], four[3, i]
                 else:
                     for i in range(n):
-                        four[0, i], four[2, i] = upper[i * 4 + at], upper[i * 4 + at + 1]
-                        four[1, i], four[3, i] = lower[i * 4 + at], lower[i * 4 + at + 1]
+                        four[0, i], four[2, i] = upper[i, at], upper[i, at + 1]
+                        four[1, i], four[3, i] = lower[i, at], lower[i, at + 1]
                     _weave_rows(kinds[0], kinds[1], kinds[2], kinds[3], words)
 
 
@@ -143,7 +131,7 @@ def sm90_weights(flat: Tensor, columns: int, back: bool) -> Tensor:
     """uint8 [..., rows * columns] in the order of SM90_WEIGHT_INTERLEAVE; back: from it. Rows are a multiple of 16, columns of 32."""
     out = torch.empty_like(flat)
     logical, physical = (t.reshape(-1).numpy().view(np.uint32) for t in ((out, flat) if back else (flat, out)))
-    rows_of, tiles_of = logical.reshape(-1, columns // 4), physical.reshape(-1, 2, 8, columns // 4)
+    rows_of, tiles_of = logical.reshape(-1, columns // 16, 4), physical.reshape(-1, 2, 8, columns // 4)
     spread(lambda first, end: _interleave(rows_of, tiles_of, back, first, end), len(tiles_of))
     return out
 
@@ -153,7 +141,7 @@ def sm90_weights(flat: Tensor, columns: int, back: bool) -> Tensor:
 _LANES, _ROUNDS = 128, 15  # words side by side, and how many of them a counter of four bits takes
 
 
-@_compiled
+@compiled
 def _add(words: np.ndarray, counters: np.ndarray) -> None:
     """Count, in each nibble of each lane, the codes that have all bits of 1, 2, ..., 15: one array of lanes for each."""
     one = np.uint64(0x1111111111111111)
@@ -178,7 +166,7 @@ def _add(words: np.ndarray, counters: np.ndarray) -> None:
         counters[15 * _LANES + j] += cd & ab
 
 
-@_compiled
+@compiled
 def _sum_nibbles(words: np.ndarray) -> int:
     low4, low8, low16 = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
     total = np.uint64(0)
@@ -189,7 +177,7 @@ def _sum_nibbles(words: np.ndarray) -> int:
     return np.int64((total & np.uint64(0xFFFFFFFF)) + (total >> np.uint64(32)))
 
 
-@_compiled
+@compiled
 def _codes(words: np.ndarray, counts: np.ndarray) -> None:
     counters = np.empty(16 * _LANES, dtype=np.uint64)
     step = _LANES * _ROUNDS
@@ -219,7 +207,7 @@ def count_codes(payload: np.ndarray) -> np.ndarray:
     return counts
 
 
-@_compiled
+@compiled
 def _bytes_of(words: np.ndarray, counts: np.ndarray) -> None:
     eight = np.zeros((8, 256), dtype=np.uint32)  # a table for each byte of a word: equal neighbours do not wait for each other
     byte = np.uint64(0xFF)
@@ -238,7 +226,7 @@ def count_bytes(payload: np.ndarray) -> np.ndarray:
     return counts
 
 
-@_compiled
+@compiled
 def _zeros(words: np.ndarray, scales: np.ndarray, is_zero: np.ndarray, element: np.uint64, found: np.ndarray) -> None:
     each = words.shape[1] // max(1, scales.shape[1])
     for row in range(len(words)):
@@ -272,37 +260,37 @@ def count_zeros(payload: np.ndarray, scales: np.ndarray, is_zero: np.ndarray, el
 
 # In any order: sums of one block's products of codes are exact in float64, and others are wanted to float64's precision only. Totals are added as they
 # are written.
-@functools.partial(_compiled, fastmath={"reassoc", "contract"})
-def _dot(x: np.ndarray, w: np.ndarray, first: int, n: int) -> float:
+@functools.partial(compiled, fastmath={"reassoc", "contract"})
+def _dot(x: np.ndarray, w: np.ndarray) -> float:
     total = 0.0
-    for i in range(n):
-        total += x[first + i] * w[i]
+    for i in range(len(w)):
+        total += x[i] * w[i]
     return total
 
 
-@_compiled
-def _decode(payload: np.ndarray, first: int, n: int, values: np.ndarray, out: np.ndarray) -> None:
-    m = values.shape[1]
-    for i in range(n):
-        for k in range(m):
-            out[i * m + k] = values[payload[first + i], k]
+@compiled
+def _decode(payload: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+    for i in range(out.shape[0]):
+        for k in range(out.shape[1]):
+            out[i, k] = values[payload[i], k]
 
 
-@_compiled
+@compiled
 def _block_gemm(x: np.ndarray, payload: np.ndarray, scales: np.ndarray, values: np.ndarray, codec: np.ndarray, out: np.ndarray, first: int, end: int) -> None:
     blocks, tokens = scales.shape[1], len(x)
     each = payload.shape[1] // blocks
     n = each * values.shape[1]
     w, total = np.empty(n), np.empty(tokens, dtype=np.float32)
+    elements = w.reshape(each, -1)
     exact = np.empty(1)
     bits, upper = exact.view(np.uint64), ~np.uint64((1 << 29) - 1)
     for row in range(first, end):
         total[:] = 0
         for block in range(blocks):
-            _decode(payload[row], block * each, each, values, w)
+            _decode(payload[row, block * each : (block + 1) * each], values, elements)
             scale = codec[scales[row, block]]
             for t in range(tokens):
-                exact[0] = _dot(x[t], w, block * n, n)
+                exact[0] = _dot(x[t, block * n : (block + 1) * n], w)
                 bits[0] &= upper  # towards zero: what is left fits float32
                 product = np.float32(exact[0]) * scale
                 total[t] = product if block == 0 else total[t] + product
@@ -318,21 +306,22 @@ def block_gemm(x: Tensor, payload: Tensor, scales: Tensor, values: Tensor, codec
     return out.T
 
 
-@_compiled
+@compiled
 def _gemm(x: np.ndarray, payload: np.ndarray, scales: np.ndarray, values: np.ndarray, codec: np.ndarray, outer: float, out: np.ndarray, first: int, end: int) -> None:
     blocks, tokens = scales.shape[1], len(x)
     each = payload.shape[1] // blocks
     n = each * values.shape[1]
     w, total = np.empty(n), np.empty(tokens)
+    elements = w.reshape(each, -1)
     for row in range(first, end):
         total[:] = 0
         for block in range(blocks):
-            _decode(payload[row], block * each, each, values, w)
+            _decode(payload[row, block * each : (block + 1) * each], values, elements)
             scale = codec[scales[row, block]]
             for i in range(n):
                 w[i] = np.float32(np.float32(w[i]) * scale) * outer  # float32 products, as `BlockTensor.dequantise` makes them
             for t in range(tokens):
-                total[t] += _dot(x[t], w, block * n, n)
+                total[t] += _dot(x[t, block * n : (block + 1) * n], w)
         out[row] = total
 
 
