@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import os
 import platform
 import resource
 import statistics
@@ -200,8 +201,10 @@ def diagnosis(device: str) -> None:
 
 def imports(device: str) -> None:
     """A fresh process that imports mxdebug and its diagnosis, against one that imports torch."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # as after any installation: compiled once
+
     def fresh(code: str) -> Callable[[], object]:
-        return lambda: subprocess.run([sys.executable, "-c", code], check=True)
+        return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
     table("import, in a fresh process", {"torch": fresh("import torch"), "mxdebug": fresh("import mxdebug"),
                                          "mxdebug and all that a diagnosis needs": fresh("import mxdebug; mxdebug.diagnose")}, "torch", "cpu", 5)

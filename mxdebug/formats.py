@@ -320,6 +320,11 @@ def _dequantise_elements(payload: Tensor, fmt: BlockFormat) -> Tensor:
 EXPONENT_RULES = ("floor", "ceil", "even")
 
 
+def _quotient(x: Tensor, by: float) -> Tensor:
+    """x / by, rounded once. By a Python number torch divides on CUDA as a multiplication with the rounded inverse."""
+    return x / torch.full((1,) * x.dim(), by, dtype=x.dtype, device=x.device)
+
+
 def shared_exponent(amax: Tensor, element: ElementCodec, rule: str) -> Tensor:
     """E8M0 bytes for block maxima `amax` (float32, any shape) by a named rule.
 
@@ -336,7 +341,7 @@ def shared_exponent(amax: Tensor, element: ElementCodec, rule: str) -> Tensor:
     nan = torch.isnan(amax)
     if rule == "ceil":
         # Exact in float64: m in [0.5, 1), so amax/max is a power of two only where m is exactly 0.5.
-        m, e = torch.frexp(amax.double() / element.max)
+        m, e = torch.frexp(_quotient(amax.double(), element.max))
         exponent = torch.where(m == 0.5, e - 1, e)
     else:
         if rule == "even":
@@ -368,7 +373,7 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
         if not torch.isfinite(largest):
             raise MxdebugError("values", "finite numbers", "NaN or inf", "an overflow upstream")
         if global_scale is None:
-            global_scale = (largest / (E4M3.max * E2M1.max)).clamp(min=torch.finfo(torch.float32).tiny)
+            global_scale = _quotient(largest, E4M3.max * E2M1.max).clamp(min=torch.finfo(torch.float32).tiny)
     elif rule is None:
         raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", "none", "quantisers differ here, so mxdebug has no default")
     if (made := quantise_fast(x, fmt, rule, global_scale)) is not None:
@@ -386,7 +391,7 @@ def block_scales(amax: Tensor, fmt: BlockFormat, rule: str | None, outer: Tensor
     """uint8: the scale bytes of blocks with these maxima, by an exponent rule or under a global scale, float64, that broadcasts."""
     if outer is None:
         return shared_exponent(amax.float(), fmt.element, str(rule))
-    return E4M3.encode((amax.double() / fmt.element.max / outer).float())
+    return E4M3.encode((_quotient(amax.double(), fmt.element.max) / outer).float())
 
 
 def block_steps(scales: Tensor, fmt: BlockFormat, outer: Tensor | None) -> Tensor:
@@ -406,13 +411,17 @@ def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: T
     if compiled is None or x.numel() == 0 or g is not None and x.nbytes // g.numel() < 8 * fast.PART:  # the table has as many entries as that has blocks
         return None
     x = x.float() if x.dtype == torch.float16 else x
-    outer = None if g is None else g.double().reshape(-1, 1).to(x.device)
-    table = steps_of(fmt, rule, x.device, x.dtype) if outer is None else fast.steps(lambda amax: block_scales(amax, fmt, None, outer), x.device, x.dtype)
-    byte = torch.arange(256, dtype=torch.uint8, device=x.device)
-    return None if table is None else BlockTensor(*compiled.quantise(x, fmt, table, block_steps(byte, fmt, outer)), fmt, global_scale)
+    table = _table(fmt, rule, x.device, x.dtype) if g is None else _table_of(fmt, None, g.double().reshape(-1, 1).to(x.device), x.device, x.dtype)
+    return None if table is None else BlockTensor(*compiled.quantise(x, fmt, *table), fmt, global_scale)
+
+
+def _table_of(fmt: BlockFormat, rule: str | None, outer: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What `fast.steps` says of a rule, for each global scale of float64 [parts, 1], and float64 [parts, 256]: what elements are divided by."""
+    found = fast.steps(lambda amax: block_scales(amax, fmt, rule, outer), device, dtype)
+    steps = block_steps(torch.arange(256, dtype=torch.uint8, device=device), fmt, outer)
+    return None if found is None else (*found, steps.reshape(len(found[0]), 256))
 
 
 @functools.cache
-def steps_of(fmt: BlockFormat, rule: str | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """The rule of a format without a global scale as a table."""
-    return fast.steps(lambda amax: block_scales(amax, fmt, rule, None), device, dtype)
+def _table(fmt: BlockFormat, rule: str | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
+    return _table_of(fmt, rule, None, device, dtype)

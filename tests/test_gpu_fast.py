@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from making_values import values_to_round
 from torch import Tensor
 
 from mxdebug import MxdebugError, fast
-from mxdebug.formats import E4M3_SCALE, E8M0, E8M0_SM90, FORMATS, MXFP4, BlockTensor
+from mxdebug.formats import E4M3_SCALE, E8M0, E8M0_SM90, EXPONENT_RULES, FORMATS, MXFP4, BlockTensor, quantise, quantise_fast
 from mxdebug.layouts import LAYOUTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or fast._gpu() is None, reason="not run here: needs CUDA and Triton")]
@@ -33,6 +34,18 @@ def test_gpu_dequantise(monkeypatch: pytest.MonkeyPatch, fmt, codec, dtype: torc
         want = BlockTensor(payload, scales, fmt, g).dequantise(dtype, codec)
         got = BlockTensor(payload.cuda(), scales.cuda(), fmt, None if g is None else g.cuda()).dequantise(dtype, codec)
         assert got.is_cuda and same(got.cpu(), want)
+
+
+@pytest.mark.parametrize("fmt, rule", [(f, rule) for f in FORMATS.values() for rule in ((None,) if f.outer else EXPONENT_RULES)], ids=lambda v: getattr(v, "name", v))
+def test_gpu_quantise(monkeypatch: pytest.MonkeyPatch, fmt, rule: str | None) -> None:
+    monkeypatch.setattr(fast, "PART", 0)
+    for x in values_to_round():
+        if fmt.outer:
+            x = torch.where(torch.isfinite(x), x, 0).view(2, -1, 64)
+        for g in (None, torch.tensor(0.0037), torch.tensor([7e-4, 3e5])) if fmt.outer else (None,):
+            want, got = quantise(x, fmt, rule=rule, global_scale=g), quantise(x.cuda(), fmt, rule=rule, global_scale=None if g is None else g.cuda())
+            assert torch.equal(got.scales.cpu(), want.scales) and torch.equal(got.payload.cpu(), want.payload)
+            assert quantise_fast(x.cuda(), fmt, rule, got.global_scale) is not None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -385,10 +385,10 @@ def exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Te
 
 
 def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right: Mapping[str, Any], tokens: Tensor, right_output: Tensor,
-                 hidden: int, alone: Mapping[tuple[str, str], Tensor | None], only: Tensor | None) -> Finding:
+                 hidden: int, alone: Mapping[tuple[str, str], Callable[[], Tensor | None]], only: Tensor | None) -> Finding:
     """How far this finding alone moves the output: the right call with only this finding's operands or parameters as passed.
 
-    alone: what to take for operands that have other faults too; None where that cannot be made, and the effect is not known.
+    alone: what makes those to take for operands that have other faults too; None where that cannot be made, and the effect is not known.
     only: the emulated output of the call itself, where this is its only finding. Columns of the padding do not count. inf: NaN or inf where the right call has none.
     """
     if f.effect is not None or f.fault in INPUT_FAULTS:  # what comes in wrongly has no right call beside it
@@ -401,7 +401,7 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
     for o in (*contract.operands, *contract.inputs):
         if o.title in struck or o.argument in struck:
             if (f.id, o.key) in alone:
-                value = alone[f.id, o.key]
+                value = alone[f.id, o.key]()
                 if value is None:
                     return f
                 o.put(mixed, o.as_passed(value))

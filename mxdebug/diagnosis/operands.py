@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class OperandEvidence:
     """What looking at the operands gave.
 
     findings    grouped by fault
-    alone       (fault id, operand key) -> the operand with this fault only, where it has several; None: it cannot be made
+    alone       (fault id, operand key) -> what makes the operand with this fault only, where it has several; None: it cannot be made
     broken      keys of operands that are not what the recipe makes, explained or not
     unexplained keys of operands whose bytes no reading explains -> what stands there
     foreign     those of them in which no row of the checkpoint was found
@@ -39,7 +40,7 @@ class OperandEvidence:
     """
 
     findings: tuple[Finding, ...]
-    alone: Mapping[tuple[str, str], Tensor | None]
+    alone: Mapping[tuple[str, str], Callable[[], Tensor | None]]
     broken: tuple[str, ...]
     unexplained: Mapping[str, str]
     foreign: frozenset[str]
@@ -188,7 +189,7 @@ def _same_matrix(seen: BlockTensor, want: BlockTensor, expert: int, rows: int, c
 
 
 def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source,
-          blank: Mapping[str, bool]) -> tuple[list[Finding], dict[tuple[str, str], Tensor | None], list[str]]:
+          blank: Mapping[str, bool]) -> tuple[list[Finding], dict[tuple[str, str], Callable[[], Tensor | None]], list[str]]:
     """Turn recovered forms into findings, grouped by fault; operands that share a fault share a finding. blank: operands that are all zeros."""
     struck: dict[str, list[str]] = {}
     notes: dict[str, dict[str, list[str]]] = {}  # fault id -> what was seen -> the operands in which it was seen
@@ -231,7 +232,8 @@ def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source
     moved = {k: r.experts for k, r in recovered.items() if r.explained > 0 and any(e >= 0 and e != w for e, w in zip(r.experts, r.expected_experts))}
     _experts(moved, source, strike)
     several = {k for keys in struck.values() for k in keys if sum(k in other for other in struck.values()) > 1}
-    alone = {(id, k): _alone(id, recovered[k], source, contract) for id, keys in struck.items() for k in keys if k in several}
+    # Made when they are asked for: all at once would be the layer again for each fault.
+    alone = {(id, k): partial(_alone, id, recovered[k], source, contract) for id, keys in struck.items() for k in keys if k in several}
     # An operand that proves a fault speaks for those that could be read otherwise too.
     return [_finding(id, keys, contract, recovered, notes.get(id, {}), unsure.get(id) == set(keys), several) for id, keys in struck.items()], alone, ambiguous
 

@@ -118,17 +118,16 @@ def _kernel(fmt: BlockFormat) -> Callable[..., None]:
     return quantise
 
 
-def quantise(x: Tensor, fmt: BlockFormat, table: tuple[Tensor, Tensor], steps: Tensor) -> tuple[Tensor, Tensor]:
+def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """(payload, scales) of bfloat16 or float32 [..., K] as `formats.quantise` makes them.
 
-    table: of `fast.steps`, for each part; steps float64 [parts, 256]: what elements under each scale byte are divided by, 0 where they become zeros.
+    first_of, at: of `fast.steps`, for each part; steps float64 [parts, 256]: what elements under each scale byte are divided by, 0 where they become zeros.
     """
     payload = torch.empty(*x.shape[:-1], x.shape[-1] // (2 if fmt.packed else 1), dtype=torch.uint8)
     scales = torch.empty(*x.shape[:-1], x.shape[-1] // fmt.block, dtype=torch.uint8)
-    first_of, at = table
     parts, kernel = len(first_of), _kernel(fmt)
     bits = data(x).view(WORDS[x.element_size()]).reshape(parts, -1, x.shape[-1])
-    arrays: list[Any] = [t.reshape(parts, -1).numpy() for t in (first_of, at, steps)] + [t.view(parts, -1, t.shape[-1]).numpy() for t in (payload, scales)]
+    arrays: list[Any] = [t.numpy() for t in (first_of, at, steps)] + [t.view(parts, -1, t.shape[-1]).numpy() for t in (payload, scales)]
     for of_part in zip(bits, *arrays):
         spread(lambda first, end: kernel(*of_part, first, end), bits.shape[1])  # noqa: B023  done before the next turn
     return payload, scales
