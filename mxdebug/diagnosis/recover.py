@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -226,8 +227,11 @@ _SCALE_VALUES = {False: (CAST_BY_VALUE, CAST_TO_E4M3, E8M0_AS_E4M3, E8M0_FLUSHED
                  True: (CAST_E4M3_BY_VALUE, CAST_BY_VALUE, CAST_TO_E4M3, E4M3_AS_E8M0, E4M3_ROUNDED_UP, E4M3_FLUSHED, *E4M3_SHIFTED.values())}
 
 
-def _forms(seen: _Seen, expected: Form, source: Source) -> Iterator[tuple[int, Form]]:
-    """All forms to try, with the number of slots in which each differs from the expected one; fewest first."""
+_SLOTS = ("layout", "values", "order", "padding", "shuffle")
+
+
+def _options(seen: _Seen, expected: Form, source: Source) -> dict[str, list[Any]]:
+    """What each slot may be, other than expected."""
     kind = "scale" if seen.key.endswith("_scale") else "bias" if expected.layout is None else "payload"
     fmt = source.layer.up.format
     values = {"scale": (None, *_SCALE_VALUES[fmt.outer]), "payload": (None, SWAP_NIBBLES, SplitHalves(fmt.block)), "bias": (None,)}[kind]
@@ -235,15 +239,23 @@ def _forms(seen: _Seen, expected: Form, source: Source) -> Iterator[tuple[int, F
     padded = expected.rows != expected.padded_rows and expected.halves > 1
     paddings = (PAD_HALVES, PAD_END) if padded else (expected.padding,)
     shuffles = (None, *(s for s in (*ROW_SHUFFLES, *([SHUFFLED_TWICE] if expected.shuffle else [])) if s.fits(seen.rows)))
-    other = {slot: [o for o in options if o != getattr(expected, slot)] for slot, options in (
-        ("layout", seen.layouts()), ("values", values), ("order", orders), ("padding", paddings), ("shuffle", shuffles))}
-    for cost in range(len(other) + 1):
-        for slots in combinations(other, cost):
-            for choice in product(*(other[slot] for slot in slots)):
-                form = replace(expected, **dict(zip(slots, choice)))
+    return {slot: [o for o in options if o != getattr(expected, slot)] for slot, options in zip(_SLOTS, (seen.layouts(), values, orders, paddings, shuffles))}
+
+
+def _forms(options: Mapping[str, list[Any]], expected: Form, cost: int, present: Callable[[Any, Any], bool]) -> Iterator[Form]:
+    """All forms that differ from the expected one in `cost` slots. present: whether rows stand anywhere, read in a layout and with a change of values;
+    it is asked before the orders of such a reading are gone through, which are many."""
+    for slots in combinations(options, cost):
+        places = [slot for slot in slots if slot in ("layout", "values")]
+        for where in product(*(options[slot] for slot in places)):
+            read = replace(expected, **dict(zip(places, where)))
+            if not present(read.layout, read.values):
+                continue
+            for choice in product(*(options[slot] for slot in slots[len(places):])):
+                form = replace(read, **dict(zip(slots[len(places):], choice)))
                 # rows are ordered after each half was padded, or before the end is
                 if form.order is None or form.order.fits(form.padded_rows if form.padding == PAD_HALVES else form.rows):
-                    yield cost, form
+                    yield form
 
 
 def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Iterator[tuple[int, Form, int, Tensor | None]]:
@@ -251,32 +263,36 @@ def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Itera
     wanted = source.expected_experts[sample] if sample < len(source.expected_experts) else 0
     indices = {}
     fewest = None
-    for cost, form in _forms(seen, expected, source):
+    ranks = [r for r in source.ranks() if (t := source.logical(seen.key, r)) is not None and _cut_fits(t, expected)]
+    options = _options(seen, expected, source)
+
+    def present(layout: Any, values: Any) -> list[int]:
+        """The ranks of whose slices rows stand there; no order of rows helps the others."""
+        return [r for r in ranks if _present(seen, layout, expected.columns, values, r, source, sample)]
+
+    for cost in range(len(options) + 1):
         if fewest is not None and cost > fewest:
             return  # only the simplest readings are wanted
-        for rank in source.ranks():
-            if source.logical(seen.key, rank) is None or not _cut_fits(source.logical(seen.key, rank), expected):
-                continue
-            if not _present(seen, form, rank, source, sample):
-                continue  # then in no other order either
+        for form in _forms(options, expected, cost, lambda layout, values: bool(present(layout, values))):
             arrangement = (form.order, form.padding, form.shuffle)
             if arrangement not in indices:
                 indices[arrangement] = form.row_indices()
-            expert = _which_expert(seen, form, rank, indices[arrangement], source, sample, first=wanted)
-            if expert is not None:
-                total = cost + (rank != source.parallel.tp_rank) + (expert != wanted)
-                fewest = total if fewest is None else min(fewest, total)
-                yield total, form, rank, None
+            for rank in present(form.layout, form.values):
+                expert = _which_expert(seen, form, rank, indices[arrangement], source, sample, first=wanted)
+                if expert is not None:
+                    total = cost + (rank != source.parallel.tp_rank) + (expert != wanted)
+                    fewest = total if fewest is None else min(fewest, total)
+                    yield total, form, rank, None
     if fewest is None:
         yield from _unnamed_orders(seen, expected, source, sample)
 
 
-def _present(seen: _Seen, form: Form, rank: int, source: Source, position: int) -> bool:
+def _present(seen: _Seen, layout: Any, columns: int | None, values: Any, rank: int, source: Source, position: int) -> bool:
     """Whether a few rows of some expert stand anywhere in this one, read in a layout and with a change of values: cheap, and needed by every order."""
-    which = (form.layout, form.columns, position, form.values, rank)
+    which = (layout, columns, position, values, rank)
     if which not in seen.present:
-        found = seen.keys(form.layout, form.columns, position)
-        seen.present[which] = bool(torch.isin(source.few_keys(seen.key, rank, form.values), found).all(1).any())
+        found = seen.keys(layout, columns, position)
+        seen.present[which] = bool(torch.isin(source.few_keys(seen.key, rank, values), found).all(1).any())
     return seen.present[which]
 
 

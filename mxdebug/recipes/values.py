@@ -52,7 +52,7 @@ def _translated(t: Tensor, table: tuple[int, ...]) -> Tensor:
     return _pairs(table).to(t.device).index_select(0, pairs).view(torch.uint8).reshape(t.shape)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)  # all that a scale is tried with: 128 KiB each
 def _pairs(table: tuple[int, ...]) -> Tensor:
     """int16 [65536]: what two bytes, as one number, become."""
     one, both = torch.tensor(table, dtype=torch.int32), torch.arange(1 << 16)
