@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 from . import spread
 from .compiled import WORDS, compiled, data
 from .cpu_quantise import quantise as quantise
+
+if TYPE_CHECKING:
+    from ..layouts.layout import Steps
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------
@@ -43,27 +47,21 @@ def look_up(payload: Tensor, scales: Tensor, table: Tensor, out: Tensor) -> None
 
 
 @compiled
-def _move(logical: np.ndarray, physical: np.ndarray, outer: np.ndarray, inner: np.ndarray, back: bool, first: int, end: int) -> None:
+def _move(source: np.ndarray, target: np.ndarray, outer: np.ndarray, inner: np.ndarray, first: int, end: int) -> None:
     n = len(inner)
     for tile in range(first, end):
         start = np.uint64(tile // len(outer) * len(outer) * n) + outer[tile % len(outer)]
-        own = physical[tile * n : (tile + 1) * n]
+        own = target[tile * n : (tile + 1) * n]
         for i in range(n):
-            if back:
-                logical[start + inner[i]] = own[i]
-            else:
-                own[i] = logical[start + inner[i]]
+            own[i] = source[start + inner[i]]
 
 
-def move(flat: Tensor, outer: np.ndarray, inner: np.ndarray, unit: int, back: bool) -> Tensor:
-    """The units of uint8 [..., slab] in physical order; back: in logical order. Unit o * len(inner) + i of a slab lies, in logical order, at outer[o] + inner[i].
-
-    unit: bytes that stay together, 1, 2, 4 or 8; outer and inner int64, in units.
-    """
+def move(flat: Tensor, steps: Steps) -> Tensor:
+    """The units of uint8 [..., slab] in another order."""
     out = torch.empty_like(flat)
-    logical, physical = (t.reshape(-1).numpy().view(WORDS[unit]) for t in ((out, flat) if back else (flat, out)))
-    unsigned = outer.astype(np.uint64), inner.astype(np.uint64)  # such indices need no check for negative ones
-    spread(lambda first, end: _move(logical, physical, *unsigned, back, first, end), physical.size // len(inner))
+    source, target = (t.reshape(-1).numpy().view(WORDS[steps.unit]) for t in (flat, out))
+    outer, inner = steps.outer.astype(np.uint64), steps.inner.astype(np.uint64)  # such indices need no check for negative ones
+    spread(lambda first, end: _move(source, target, outer, inner, first, end), target.size // len(inner))
     return out
 
 

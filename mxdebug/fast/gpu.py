@@ -15,7 +15,9 @@ from .steps import BINS
 
 if TYPE_CHECKING:
     from ..formats import BlockFormat, BlockTensor, ElementCodec, ScaleCodec
+    from ..layouts.layout import Steps
 
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SIZE = 512  # words of 32 bits, or bytes, of one program: whole blocks of every format
 
 
@@ -68,9 +70,37 @@ def dequantise(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, outer: Ten
 
 
 @triton.jit
-def _sm90(logical, physical, total, columns, back: tl.constexpr, size: tl.constexpr):
+def _move(source, target, outer, inner, n, many, size: tl.constexpr):
+    """As `fast.cpu.move`: a program writes up to `size` units, one after the other."""
+    tile = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * size + tl.arange(0, size)
+    there = at < n
+    start = tile // many * many * n + tl.load(outer + tile % many)
+    tl.store(target + tile * n + at, tl.load(source + start + tl.load(inner + at, there, 0), there), there)
+
+
+@functools.lru_cache(maxsize=32)
+def _on_device(steps: Steps, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(steps.outer).to(device), torch.from_numpy(steps.inner).int().to(device)
+
+
+def move(flat: Tensor, steps: Steps) -> Tensor:
+    """As `fast.cpu.move`."""
+    out = torch.empty_like(flat)
+    source, target = (words(t.view(-1), _WORDS[steps.unit]) for t in (flat, out))
+    outer, inner = _on_device(steps, flat.device)
+    n = len(inner)
+    size = min(1024 if steps.unit == 1 else 4096, triton.next_power_of_2(n))  # with four warps the fastest on an H200
+    with torch.cuda.device(flat.device):
+        _move[(target.numel() // n, triton.cdiv(n, size))](source, target, outer, inner, n, len(outer), size, num_warps=4)
+    return out
+
+
+@triton.jit
+def _sm90(logical, physical, total, columns, back: tl.constexpr, wide: tl.constexpr, size: tl.constexpr):
     """The SM90 weight interleave: a lane has eight bytes of row r and eight of row r + 8 of a tile, which make four words (fast.cpu has the fields)."""
-    at = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)  # the number of the four words, in physical order
+    first = tl.program_id(0).to(tl.int64) if wide else tl.program_id(0)  # divisions of 64 bits are dear
+    at = first * size + tl.arange(0, size)  # the number of the four words, in physical order
     there = at < total
     across = columns // 16
     column, rest = at % across, at // across
@@ -108,7 +138,7 @@ def sm90_weights(flat: Tensor, columns: int, back: bool) -> Tensor:
     logical, physical = (out, flat) if back else (flat, out)
     grid, arrays = (triton.cdiv(total, 128),), (words(logical.view(-1), torch.int64), words(physical.view(-1), torch.int32))
     with torch.cuda.device(flat.device):
-        _sm90[grid](*arrays, total, columns, back, 128, num_warps=1)  # one warp and 128: the fastest of those that were tried on an H200
+        _sm90[grid](*arrays, total, columns, back, flat.numel() >= 1 << 31, 128, num_warps=1)  # one warp and 128: the fastest of those that were tried on an H200
     return out
 
 

@@ -113,13 +113,11 @@ class Layout:
         """Slabs [..., pr * pc] in physical order; back: in logical order."""
         if self._moves_nothing and not self.bits:
             return flat.clone()
-        on_cpu = fast.on_cpu(flat)
-        if self.compiled and self.bits and (compiled := on_cpu or fast.on_gpu(flat)) is not None:
+        compiled = fast.on_cpu(flat) or fast.on_gpu(flat)
+        if compiled is not None and self.bits and self.compiled:
             return getattr(compiled, self.compiled)(flat, pc, back)
-        if on_cpu is not None and not self.bits:
-            return on_cpu.move(flat, *_steps(self, pr, pc), back)
-        if flat.is_cuda and not self.bits:
-            return _strided(flat, self, pr, pc, back)
+        if compiled is not None and not self.bits:
+            return compiled.move(flat, _steps(self, pr, pc, back))
         maps = _places(self, pr, pc, str(flat.device))
         if self.bits and back:
             flat = _permute_bits(flat, _inverse(self.bits))
@@ -237,59 +235,56 @@ def _inverse(bits: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _units(layout: Layout, rows: int, cols: int) -> tuple[list[int], list[int], int]:
-    """(sizes of the physical axes, their strides in the logical order, bytes of a unit), both in units.
-
-    The bytes that stay together are the last physical axes that are the last logical axes too.
-    """
-    sizes = layout._all_sizes(rows, cols)
-    row_axes, col_axes, out_axes = layout._axes
-    strides, step = {}, 1
-    for a in reversed([*row_axes, *col_axes]):
-        strides[a], step = step, step * sizes[a]
-    together, logical, physical = 1, [*row_axes, *col_axes], list(out_axes)
-    while logical and physical and logical[-1] == physical[-1]:
-        together *= sizes[logical.pop()]
-        last = physical.pop()
-    unit = next(u for u in _UNITS if together % u == 0)
-    if together > unit:  # what is left of the axis that is moved in units
-        physical.append(last)
-        sizes, strides = {**sizes, last: together // unit}, {**strides, last: unit}
-    return [sizes[a] for a in physical], [strides[a] // unit for a in physical], unit
-
-
 MOST_STEPS = 4096
 
 
-@functools.lru_cache(maxsize=32)
-def _steps(layout: Layout, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """(outer, inner, bytes of a unit): unit o * len(inner) + i of the physical order has the logical offset outer[o] + inner[i], in units.
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Where a move takes its units from: unit o * len(inner) + i of a slab comes from outer[o] + inner[i], in units; int64.
 
     Offsets are sums over the axes, so that two short tables hold them all: `inner` those of the fastest axes, which the first cache keeps.
     """
-    sizes, strides, unit = _units(layout, rows, cols)
+
+    outer: np.ndarray
+    inner: np.ndarray
+    unit: int  # bytes: 1, 2, 4 or 8
+
+
+@functools.lru_cache(maxsize=32)
+def _steps(layout: Layout, rows: int, cols: int, back: bool) -> Steps:
+    """From logical to physical order; back: from physical to logical order."""
+    sizes, strides, unit = _units(layout, rows, cols, back)
     inner, outer = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     for n, stride in zip(reversed(sizes), reversed(strides)):
-        offsets = np.arange(n) * stride
-        if len(outer) == 1 and len(inner) * n <= max(MOST_STEPS, n if len(inner) == 1 else 0):
-            inner = (offsets[:, None] + inner).ravel()
-        else:
-            outer = (offsets[:, None] + outer).ravel()
-    return outer, inner, unit
+        # Of an axis that is too long for `inner`, a part of it.
+        part = next(k for k in range(min(n, max(1, MOST_STEPS // len(inner))), 0, -1) if n % k == 0) if len(outer) == 1 else 1
+        inner = (np.arange(part)[:, None] * stride + inner).ravel()
+        outer = (np.arange(n // part)[:, None] * stride * part + outer).ravel()
+    return Steps(outer, inner, unit)
 
 
-def _strided(flat: Tensor, layout: Layout, rows: int, cols: int, back: bool) -> Tensor:
-    """Slabs uint8 [..., rows * cols] in physical order; back: in logical order. By one copy of a view, which is what a GPU does best."""
-    sizes, strides, unit = _units(layout, rows, cols)
-    units = words(flat.reshape(-1, rows * cols), _UNITS[unit])
-    out = torch.empty_like(units)
-    slabs, n = units.shape
-    view = (out if back else units).as_strided((slabs, *sizes), (n, *strides))
+def _units(layout: Layout, rows: int, cols: int, back: bool) -> tuple[list[int], list[int], int]:
+    """(sizes of the axes that are written, their strides in what is read, bytes of a unit), both in units.
+
+    The bytes that stay together are the last axes of both.
+    """
+    sizes = layout._all_sizes(rows, cols)
+    row_axes, col_axes, out_axes = layout._axes
+    read, written = [*row_axes, *col_axes], list(out_axes)
     if back:
-        view.copy_(units.view(slabs, *sizes))
-    else:
-        out.view(slabs, *sizes).copy_(view)
-    return out.view(torch.uint8).reshape(flat.shape)
+        read, written = written, read
+    strides, step = {}, 1
+    for a in reversed(read):
+        strides[a], step = step, step * sizes[a]
+    together = 1
+    while read and written and read[-1] == written[-1]:
+        together *= sizes[read.pop()]
+        last = written.pop()
+    unit = next(u for u in _UNITS if together % u == 0)
+    if together > unit:  # what is left of the axis that is moved in units
+        written.append(last)
+        sizes, strides = {**sizes, last: together // unit}, {**strides, last: unit}
+    return [sizes[a] for a in written], [strides[a] // unit for a in written], unit
 
 
 _UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # bytes that stay together -> the dtype that moves them
