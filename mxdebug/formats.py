@@ -369,13 +369,14 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
     if fmt.outer:
         if rule is not None:
             raise MxdebugError("exponent rule", f"none for {fmt.name}", repr(rule), "its block scales are E4M3, not powers of two")
-        largest = torch.stack(x.aminmax()).abs().amax().float() if x.numel() else torch.zeros((), device=x.device)
-        if not torch.isfinite(largest):
+        ends = torch.stack((x if x.is_floating_point() else x.float()).aminmax()).abs() if x.numel() else torch.zeros(1, device=x.device)
+        if not torch.isfinite(ends).all():
             raise MxdebugError("values", "finite numbers", "NaN or inf", "an overflow upstream")
         if global_scale is None:
-            global_scale = _quotient(largest, E4M3.max * E2M1.max).clamp(min=torch.finfo(torch.float32).tiny)
-    elif rule is None:
-        raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", "none", "quantisers differ here, so mxdebug has no default")
+            global_scale = _quotient(ends.amax().float(), E4M3.max * E2M1.max).clamp(min=torch.finfo(torch.float32).tiny)
+    elif rule not in EXPONENT_RULES:
+        raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", "none" if rule is None else repr(rule),
+                           "quantisers differ here, so mxdebug has no default" if rule is None else "")
     if (made := quantise_fast(x, fmt, rule, global_scale)) is not None:
         return made
     blocks = x.double().unflatten(-1, (-1, fmt.block))
@@ -404,20 +405,25 @@ def block_steps(scales: Tensor, fmt: BlockFormat, outer: Tensor | None) -> Tenso
 
 def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: Tensor | None) -> BlockTensor | None:
     """As `quantise`, by a compiled kernel; None where there is none for these values. The bytes are the same."""
-    g = global_scale
-    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or g is not None and g.numel() != 1 and g.shape != x.shape[: g.dim()]:
+    x, g = x.detach(), None if global_scale is None else global_scale.detach()
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or x.numel() == 0 or fmt.block not in (16, 32) or fmt.outer != (g is not None):
         return None
+    if g is not None:
+        fits = g.numel() == 1 and g.dim() < x.dim() or g.shape == x.shape[: g.dim()] and g.dim() < x.dim()
+        # A table takes as long as quantising some 100,000 numbers by torch; a global scale that is no number is an error there.
+        if not fits or g.device != x.device or x.nbytes // g.numel() < 16 * fast.PART or not (g.isfinite() & (g != 0)).all():
+            return None
     compiled = fast.on_cpu(x) or fast.on_gpu(x)
-    if compiled is None or x.numel() == 0 or g is not None and x.nbytes // g.numel() < 8 * fast.PART:  # the table has as many entries as that has blocks
+    if compiled is None:
         return None
     x = x.float() if x.dtype == torch.float16 else x
-    table = _table(fmt, rule, x.device, x.dtype) if g is None else _table_of(fmt, None, g.double().reshape(-1, 1).to(x.device), x.device, x.dtype)
+    table = _table(fmt, rule, x.device, x.dtype) if g is None else _table_of(fmt, None, g.double().reshape(-1, 1), x.device, x.dtype)
     return None if table is None else BlockTensor(*compiled.quantise(x, fmt, *table), fmt, global_scale)
 
 
 def _table_of(fmt: BlockFormat, rule: str | None, outer: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What `fast.steps` says of a rule, for each global scale of float64 [parts, 1], and float64 [parts, 256]: what elements are divided by."""
-    found = fast.steps(lambda amax: block_scales(amax, fmt, rule, outer), device, dtype)
+    """What `fast.step_table` says of a rule, for each global scale of float64 [parts, 1], and float64 [parts, 256]: what elements are divided by."""
+    found = fast.step_table(lambda amax: block_scales(amax, fmt, rule, outer), device, dtype)
     steps = block_steps(torch.arange(256, dtype=torch.uint8, device=device), fmt, outer)
     return None if found is None else (*found, steps.reshape(len(found[0]), 256))
 

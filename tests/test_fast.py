@@ -94,15 +94,53 @@ def test_quantise(monkeypatch: pytest.MonkeyPatch, fmt, rule: str | None) -> Non
 
 
 def test_a_rule_is_a_table_where_no_bin_has_two_steps() -> None:
-    """2^-8 of a number is the size of its bin: a rule with finer steps has two in some."""
-    def counts(places: int):
-        return lambda amax: (amax * 2.0**places).floor().clamp(max=255).nan_to_num(255).to(torch.uint8)
-
-    first, at = fast.steps(counts(0), torch.device("cpu"), torch.float32)
+    """Two scales at once, of which the second has other steps and fewer; then a rule with 255 steps from 1 to 2, where there are 128 bins."""
+    scales, most = torch.tensor([[1.0], [0.01]]), torch.tensor([[255.0], [9.0]])
+    first, at = fast.step_table(lambda amax: (amax * scales).floor().minimum(most).nan_to_num(255).to(torch.uint8), torch.device("cpu"), torch.float32)
     number = torch.tensor([0.0, 0.99, 1.0, 2.999, 254.5, 255.0, 1e9])
     bits = number.view(torch.int32)
-    assert (first[0][bits >> 16] + (bits >= at[0][bits >> 16])).tolist() == [0, 0, 1, 2, 254, 255, 255]
-    assert fast.steps(lambda amax: (amax * 256).remainder(256).to(torch.uint8), torch.device("cpu"), torch.float32) is None
+    assert [(f[bits >> 16] + (bits >= a[bits >> 16])).tolist() for f, a in zip(first, at)] == [[0, 0, 1, 2, 254, 255, 255], [0, 0, 0, 0, 2, 2, 9]]
+    assert fast.step_table(lambda amax: ((amax.clamp(1, 2) - 1) * 255).nan_to_num(255).to(torch.uint8), torch.device("cpu"), torch.float32) is None
+
+
+@numba
+@pytest.mark.parametrize("g", [0.0, -0.0, float("nan"), float("inf"), -1.5, 1e-45, 3e38])
+def test_a_strange_global_scale_is_taken_or_refused_alike(monkeypatch: pytest.MonkeyPatch, g: float) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+        x[3] = 0
+
+        def work() -> tuple[Tensor, Tensor] | str:
+            try:
+                q = quantise(x, NVFP4, global_scale=torch.tensor(g))
+                return q.payload, q.scales
+            except MxdebugError as error:
+                return str(error)
+
+        got, want = both(monkeypatch, work)
+        assert got == want if isinstance(want, str) else all(map(torch.equal, got, want))
+
+
+@numba
+@pytest.mark.parametrize("x", [torch.nn.Parameter(torch.randn(4, 64)), torch.randn(32), torch.randn(64, 4).T.expand(2, 4, 64), torch.randn(4, 64).double() * 1e30,
+                               torch.tensor([-(2**31), 5] * 32), torch.rand(4, 64) > 0.5], ids=["parameter", "one block", "strided", "float64", "int64", "bool"])  # fmt: skip
+def test_quantise_takes_what_torch_takes(monkeypatch: pytest.MonkeyPatch, x: Tensor) -> None:
+    for fmt in (MXFP4, NVFP4):
+        got, want = both(monkeypatch, lambda: quantise(x, fmt, rule=None if fmt.outer else "ceil"))
+        assert torch.equal(got.scales, want.scales) and torch.equal(got.payload, want.payload)
+        assert fmt is MXFP4 or got.global_scale.item() == pytest.approx(x.detach().double().abs().max().item() / 2688, rel=1e-6)
+
+
+@numba
+def test_kernels_are_kept_on_disk() -> None:
+    """Another process finds what this one compiled: compiling takes seconds."""
+    code = ("import torch; from mxdebug import fast; from mxdebug.formats import MXFP4, quantise; fast.WORTH = 0; quantise(torch.randn(4, 64), MXFP4, rule='ceil');"
+            "from mxdebug.fast import cpu_quantise as c; print([sum(k.stats.cache_hits.values()) for k in (c._quantise, c._to_e2m1, c._maxima_32)])")
+    for _ in range(2):  # once where other tests have compiled them before
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        if said == "[1, 1, 1]\n":
+            return
+    pytest.fail(said)
 
 
 @numba

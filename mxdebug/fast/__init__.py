@@ -18,7 +18,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .steps import steps as steps
+from .steps import step_table as step_table
 
 WORTH = 1 << 21
 """Bytes from which on a kernel pays: below, torch takes milliseconds, and loading numba half a second."""
@@ -80,3 +80,7 @@ def spread(work: Callable[[int, int], object], total: int) -> None:
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="mxdebug")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has the pool, but not its threads

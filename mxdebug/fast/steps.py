@@ -12,11 +12,11 @@ BINS = 1 << 15
 _NEVER = (1 << 31) - 1
 
 
-def steps(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+def step_table(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """(first, at): uint8 [parts, BINS], the byte of the least number of each bin, and int32 [parts, BINS], the bits of the least float32 of the bin that
     has the next byte.
 
-    rule: float32 [1, n] -> uint8 [parts, n], and it never falls. dtype: bfloat16 has one number in a bin. None where a bin has more than one step.
+    rule: float32 [1 or parts, n] -> uint8 [parts, n], and it never falls. dtype: bfloat16 has one number in a bin. None where a bin has more than one step.
     """
     bits = torch.arange(BINS, dtype=torch.int32, device=device)[None] << 16
 
@@ -31,16 +31,11 @@ def steps(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: torch.d
     rise[:, 0x7F80:] = 0  # inf and NaN: a kernel asks for inf itself, and for one NaN
     if ((rise != 0) & (rise != 1)).any():
         return None
-    for part, rows in enumerate(rise):
-        bin = rows.nonzero().flatten()
-        low, high = bin << 16, (bin << 16) | 0xFFFF  # the first has the lower byte, the last the upper one
-        for _ in range(16):
-            middle = (low + high) // 2
-            upper = _of_part(rule, middle.int(), part) > first[part, bin]
-            low, high = torch.where(upper, low, middle), torch.where(upper, middle, high)
-        at[part, bin] = high.int()
-    return first, at
-
-
-def _of_part(rule: Callable[[Tensor], Tensor], bits: Tensor, part: int) -> Tensor:
-    return rule(bits[None].view(torch.float32))[part]
+    steps, bins = rise.topk(int(rise.sum(1).max()), dim=1)  # of all parts at once: of some also bins without a step
+    below = first.gather(1, bins)
+    low, high = (bins << 16).int(), (bins << 16 | 0xFFFF).int()  # the first has the lower byte, the last the upper one
+    for _ in range(16):
+        middle = low + (high - low) // 2
+        upper = of(middle) > below
+        low, high = torch.where(upper, low, middle), torch.where(upper, middle, high)
+    return first, at.scatter(1, bins, torch.where(steps == 1, high, _NEVER))
