@@ -40,6 +40,8 @@ def test_gpu_dequantise(monkeypatch: pytest.MonkeyPatch, fmt, codec, dtype: torc
 def test_gpu_quantise(monkeypatch: pytest.MonkeyPatch, fmt, rule: str | None) -> None:
     monkeypatch.setattr(fast, "PART", 0)
     for x in values_to_round():
+        if x.dtype == torch.float16:  # CUDA makes one NaN of all when it widens them
+            x = torch.where(x.isnan(), x.abs(), x)
         if fmt.outer:
             x = torch.where(torch.isfinite(x), x, 0).view(2, -1, 64)
         for g in (None, torch.tensor(0.0037), torch.tensor([7e-4, 3e5])) if fmt.outer else (None,):
