@@ -287,9 +287,16 @@ def dequantise_fast(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, out: 
         return None if gpu is None else gpu.dequantise(t, dtype, codec, outer, out)
     out = torch.empty(t.shape, dtype=dtype) if out is None else out
     payload, scales, values = (x.reshape(parts, -1, x.shape[-1]) for x in (t.payload, t.scales, out))
-    for i in range(parts):  # the values of every payload byte under every scale byte are one table, and small
-        table = _products(t.format, codec, dtype) if outer is None else _multiplied(_products(t.format, codec, torch.float32), outer[i], dtype)
-        compiled.look_up(payload[i], scales[i], table, values[i])
+
+    def some(first: int, end: int) -> None:
+        for i in range(first, end):  # the values of every payload byte under every scale byte are one table, and small
+            table = _products(t.format, codec, dtype) if outer is None else _multiplied(_products(t.format, codec, torch.float32), outer[i], dtype)
+            compiled.look_up(payload[i], scales[i], table, values[i], alone=parts >= 8)
+
+    if parts >= 8:  # each thread makes its tables itself
+        fast.spread(some, parts)
+    else:
+        some(0, parts)
     return out
 
 

@@ -57,7 +57,7 @@ def test_dequantise(monkeypatch: pytest.MonkeyPatch, fmt, codec, dtype: torch.dt
     payload = torch.arange(256, dtype=torch.uint8).repeat(2, 256, fmt.block // 16 or 1)
     columns = payload.shape[-1] * (2 if fmt.packed else 1)
     scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(2, 256, columns // fmt.block).contiguous()
-    for g in (torch.tensor(0.0037), torch.tensor([0.71, 3.0e5]), torch.rand(2, 256)) if fmt.outer else (None,):
+    for g in (torch.tensor(0.0037), torch.tensor([0.71, 3.0e5]), torch.rand(2, 256)) if fmt.outer else (None,):  # 2 parts by one thread after the other, 512 side by side
         t = BlockTensor(payload, scales, fmt, g)
         got, want = both(monkeypatch, lambda: t.dequantise(dtype, codec))
         assert got.dtype == dtype and torch.equal(got.view(torch.uint8), want.view(torch.uint8))

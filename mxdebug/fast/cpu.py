@@ -32,15 +32,18 @@ def _look_up(payload: np.ndarray, scales: np.ndarray, table: np.ndarray, out: np
                 values[block, i] = meant[codes[block, i]]
 
 
-def look_up(payload: Tensor, scales: Tensor, table: Tensor, out: Tensor) -> None:
+def look_up(payload: Tensor, scales: Tensor, table: Tensor, out: Tensor, alone: bool = False) -> None:
     """out[r, c] = table[scales[r, c // block], payload[r, c]].
 
     payload uint8 [rows, n], scales uint8 [rows, n / block], table [256, 256, m] of a dtype of 2 or 4 bytes with m elements for each byte,
-    out [rows, n * m] of that dtype.
+    out [rows, n * m] of that dtype. alone: on this thread.
     """
     word = WORDS[table.element_size() * table.shape[-1]]
     arrays = payload.numpy(), scales.numpy(), data(table).reshape(256, -1).view(word), data(out).reshape(len(payload), -1).view(word)
-    spread(lambda first, end: _look_up(*arrays, first, end), len(payload))
+    if alone:
+        _look_up(*arrays, 0, len(payload))
+    else:
+        spread(lambda first, end: _look_up(*arrays, first, end), len(payload))
 
 
 # -- places -------------------------------------------------------------------------------------------------------------
