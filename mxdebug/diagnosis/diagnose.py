@@ -36,6 +36,7 @@ from .where import where
 from .recover import Source
 
 TOKENS = 64  # at most this many tokens are emulated
+_TOGETHER = 4  # experts that are converted at once: each stage makes them anew
 
 
 def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None = None, *, layer: int | None = None,
@@ -365,11 +366,15 @@ def _meant(findings: tuple[Finding, ...], part: MoELayer) -> MoELayer:
 def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor | None]:
     """The converted operands of `part`, of these experts only; the others are zeros that nobody reads."""
     out: dict[str, Tensor | None] = {}
-    for key, t in plan.convert(part.take(experts)).items():
-        out[key] = t
-        if t is not None and key in plan.forms:
-            out[key] = torch.zeros(part.experts, *t.shape[1:], dtype=t.dtype, device=t.device)
-            out[key][experts] = t
+    for start in range(0, max(1, len(experts)), _TOGETHER):
+        some = experts[start : start + _TOGETHER]
+        for key, t in plan.convert(part.take(some)).items():
+            if t is None or key not in plan.forms:
+                out[key] = t
+                continue
+            if out.get(key) is None:
+                out[key] = torch.zeros(part.experts, *t.shape[1:], dtype=t.dtype, device=t.device)
+            out[key][some] = t
     return {**out, **plan.scalars(part)}  # maxima are those of all experts
 
 

@@ -14,7 +14,7 @@ from ..contracts import Contract
 from ..faults import CUT_FAULT, FAULTS, LAYER_FAULTS, OPERAND_FAULTS, Fault, cuts_block, split_evenly
 from ..formats import BlockTensor
 from ..layouts import GROUPS_64, INTERLEAVED_UP, LINEAR, SM90_SCALE_FOLD, SM90_WEIGHT_INTERLEAVE, UP_GATE, Layout, SWIZZLE_128x4
-from ..recipes import PAD_ALL, Form, Plan, logical_operands
+from ..recipes import PAD_ALL, Form, Plan
 from ..reference import MoELayer
 from .damage import find_damage, nan_codes
 from .finding import CONSISTENT, DIFFERENT, EQUAL, PROVED, SAME_VALUES, UNREAD, Finding
@@ -64,12 +64,12 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
     actual = {o.key: None if t is None else (t if o.key.endswith("bias") else o.payload(t)).reshape(experts, -1)
               for o in contract.operands if o.key in plan.forms for t in (o.get(arguments),)}
     part = source.layer.part(source.parallel)
-    logical = logical_operands(part)
+    here = slice(source.expected_experts[0], source.expected_experts[-1] + 1)
     equal, broken, missing, unexpected, unread = [], [], [], [], []
     for key, t in actual.items():
         want = source.logical(key, rank)
         has, wants = (u is not None and (not key.endswith("bias") or bool(u.any())) for u in (t, want))
-        if want is not None and t is not None and _equal(t, logical[key], plan.forms[key]):
+        if want is not None and t is not None and _equal(t, want[here], plan.forms[key]):
             equal.append(key)
         elif key == "w2_bias" and contract.parallel(arguments).tp_rank != 0:
             unread += [key] if has or wants else []  # vLLM itself fills it with zeros there
