@@ -273,11 +273,20 @@ class BlockTensor:
         return replace(self, payload=self.payload[index], scales=self.scales[index], global_scale=g)
 
 
+MANY = 8
+"""Global scales from which on threads share them out, and not the rows of each."""
+
+
+def _of_parts(g: Tensor, t: Tensor) -> bool:
+    """Whether each entry of a global scale is for a part of t's leading axes, or one is for all; else it broadcasts otherwise, or does not fit."""
+    return g.dim() < t.dim() and (g.numel() == 1 or g.shape == t.shape[: g.dim()])
+
+
 def dequantise_fast(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, out: Tensor | None) -> Tensor | None:
     """As `BlockTensor.dequantise`, by a compiled kernel; None where there is none for this tensor. The bytes are the same."""
     g = t.global_scale
-    if g is not None and g.numel() != 1 and g.shape != t.payload.shape[: g.dim()]:
-        return None  # it broadcasts otherwise, or does not fit at all
+    if g is not None and (g.requires_grad or not _of_parts(g, t.payload)):
+        return None
     outer = None if g is None else g.float().flatten().to(t.payload.device)
     parts = 1 if outer is None else len(outer)
     if dtype.itemsize not in (2, 4) or not dtype.is_floating_point or parts == 0 or t.payload.numel() // parts < fast.PART:
@@ -291,9 +300,9 @@ def dequantise_fast(t: BlockTensor, dtype: torch.dtype, codec: ScaleCodec, out: 
     def some(first: int, end: int) -> None:
         for i in range(first, end):  # the values of every payload byte under every scale byte are one table, and small
             table = _products(t.format, codec, dtype) if outer is None else _multiplied(_products(t.format, codec, torch.float32), outer[i], dtype)
-            compiled.look_up(payload[i], scales[i], table, values[i], alone=parts >= 8)
+            compiled.look_up(payload[i], scales[i], table, values[i])
 
-    if parts >= 8:  # each thread makes its tables itself
+    if parts >= MANY:  # each thread makes its tables itself
         fast.spread(some, parts)
     else:
         some(0, parts)
@@ -390,8 +399,8 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
     amax = blocks.abs().amax(dim=-1)
     outer = None if global_scale is None else global_scale.double().reshape(*global_scale.shape, *[1] * (amax.dim() - global_scale.dim()))
     scales = block_scales(amax, fmt, rule, outer)
-    step = block_steps(scales, fmt, outer)
-    codes = fmt.element.encode(torch.where(step[..., None] == 0, 0.0, blocks / torch.where(step == 0, 1.0, step)[..., None]).float().flatten(-2))
+    by = block_divisors(scales, fmt, outer)[..., None]
+    codes = fmt.element.encode(torch.where(by == 0, 0.0, blocks / torch.where(by == 0, 1.0, by)).float().flatten(-2))
     return BlockTensor(pack_fp4(codes) if fmt.packed else codes, scales, fmt, global_scale)
 
 
@@ -402,12 +411,12 @@ def block_scales(amax: Tensor, fmt: BlockFormat, rule: str | None, outer: Tensor
     return E4M3.encode((_quotient(amax.double(), fmt.element.max) / outer).float())
 
 
-def block_steps(scales: Tensor, fmt: BlockFormat, outer: Tensor | None) -> Tensor:
+def block_divisors(scales: Tensor, fmt: BlockFormat, outer: Tensor | None) -> Tensor:
     """float64: what elements under these scale bytes are divided by; 0 where they become zeros."""
     if outer is not None:
         return fmt.scale.decode(scales).double() * outer
-    step = torch.exp2(scales.double() - 127)
-    return torch.where(scales == 255, 0.0, step) if fmt.packed else step  # such a block reads as NaN through its scale
+    power = torch.exp2(scales.double() - 127)
+    return torch.where(scales == 255, 0.0, power) if fmt.packed else power  # such a block reads as NaN through its scale
 
 
 def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: Tensor | None) -> BlockTensor | None:
@@ -416,9 +425,8 @@ def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: T
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or x.numel() == 0 or fmt.block not in (16, 32) or fmt.outer != (g is not None):
         return None
     if g is not None:
-        fits = g.numel() == 1 and g.dim() < x.dim() or g.shape == x.shape[: g.dim()] and g.dim() < x.dim()
         # A table takes as long as quantising some 100,000 numbers by torch; a global scale that is no number is an error there.
-        if not fits or g.device != x.device or x.nbytes // g.numel() < 16 * fast.PART or not (g.isfinite() & (g != 0)).all():
+        if not _of_parts(g, x) or g.device != x.device or x.nbytes // g.numel() < 16 * fast.PART or not (g.isfinite() & (g != 0)).all():
             return None
     compiled = fast.on_cpu(x) or fast.on_gpu(x)
     if compiled is None:
@@ -431,8 +439,8 @@ def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: T
 def _table_of(fmt: BlockFormat, rule: str | None, outer: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
     """What `fast.step_table` says of a rule, for each global scale of float64 [parts, 1], and float64 [parts, 256]: what elements are divided by."""
     found = fast.step_table(lambda amax: block_scales(amax, fmt, rule, outer), device, dtype)
-    steps = block_steps(torch.arange(256, dtype=torch.uint8, device=device), fmt, outer)
-    return None if found is None else (*found, steps.reshape(len(found[0]), 256))
+    divisors = block_divisors(torch.arange(256, dtype=torch.uint8, device=device), fmt, outer)
+    return None if found is None else (*found, divisors.reshape(len(found[0]), 256))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import pytest
 import torch
 from fuzz import guard, runner
 
-CASES = int(os.environ.get("MXDEBUG_FUZZ", "800"))
+CASES = int(os.environ.get("MXDEBUG_FUZZ", "1200"))
 SEED = int(os.environ.get("MXDEBUG_FUZZ_SEED", "0"))
 
 

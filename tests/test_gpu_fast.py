@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from making_values import values_to_round
@@ -11,7 +13,7 @@ from mxdebug import MxdebugError, fast
 from mxdebug.formats import E4M3_SCALE, E8M0, E8M0_SM90, EXPONENT_RULES, FORMATS, MXFP4, BlockTensor, quantise, quantise_fast
 from mxdebug.layouts import LAYOUTS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or fast._gpu() is None, reason="not run here: needs CUDA and Triton")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or find_spec("triton") is None, reason="not run here: needs CUDA and Triton")]
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -25,7 +27,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("codec", [E8M0, E8M0_SM90, E4M3_SCALE], ids=lambda c: c.name)
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_gpu_dequantise(monkeypatch: pytest.MonkeyPatch, fmt, codec, dtype: torch.dtype) -> None:
-    """All pairs of a payload byte and a scale byte but 0, which the last test has; a global scale for all, for each expert, for each row."""
+    """All pairs of a payload byte and a scale byte but 0, which `test_gpu_dequantise_scale_byte_0` has; a global scale for all, for each expert, for each row."""
     monkeypatch.setattr(fast, "PART", 0)
     payload = torch.arange(256, dtype=torch.uint8).repeat(2, 256, fmt.block // 16 or 1)[:, :255]  # 2 x 255 rows: no whole number of programs
     columns = payload.shape[-1] * (2 if fmt.packed else 1)

@@ -72,7 +72,7 @@ def _stacks(path: str, count: int) -> Iterator[tuple[Situation, list[tuple[Fault
 
 @pytest.mark.parametrize("path", PATHS)
 def test_three_faults_are_named(path: str) -> None:
-    for broken, chosen in _stacks(path, 4):
+    for broken, chosen in _stacks(path, 5):
         d: Diagnosis = diagnose(broken.call(), broken.checkpoint())
         for f, keys in chosen:
             named = d.finding(f.id) is not None or beside(f, d, titles_of(f, broken.recipe.contract, keys))
@@ -80,7 +80,7 @@ def test_three_faults_are_named(path: str) -> None:
         assert len(d.findings) == len({f.id for f, _ in chosen}), f"{path}, {[(g.id, k) for g, k in chosen]}: {d}"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_three_broken_computations_are_reproduced(seed: int) -> None:
     """Three changes of the kernel at once, which no pair explains: found from the closest pairs, not by trying all products."""
     rng, s = random.Random(seed), probe(PATHS[0])

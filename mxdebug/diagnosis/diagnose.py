@@ -112,7 +112,7 @@ def _diagnose(call: Call, checkpoint: Checkpoint | CheckpointLayer | CheckpointL
     d = replace(d, open=(*unfit, *d.open))
     if d.verdict == UNEXPLAINED and layer is not None and isinstance(checkpoint, Checkpoint) and len(checkpoint.layers) > 1:
         try:
-            found = locate(call, checkpoint)
+            found = locate(recorded, checkpoint)
         except MxdebugError:
             return d
         if found != layer:

@@ -18,9 +18,7 @@ from ..recipes import PAD_ALL, Form, Plan
 from ..reference import MoELayer
 from .damage import find_damage, nan_codes
 from .finding import CONSISTENT, DIFFERENT, EQUAL, PROVED, SAME_VALUES, UNREAD, Finding
-from .recover import Recovered, Source, padding_not_zero, recover, rows_in_place
-
-SLOTS = ("layout", "values", "order", "padding", "shuffle")
+from .recover import SLOTS, Recovered, Source, padding_not_zero, recover, rows_in_place
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,14 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
             broken.append(key)
     same = _same_values(contract, plan, part, arguments, broken)
     broken = [k for k in broken if k not in same]
-    cut = _cut_source(source, plan, {k: actual[k] for k in broken if k in CUT_FAULT.strikes})
-    recovered = {k: recover(k, actual[k], plan.forms[k], cut if cut and k in CUT_FAULT.strikes else source) for k in broken}
-    if cut:
-        recovered = {k: replace(r, made_from=CUT_FAULT.id) if r.complete and k in CUT_FAULT.strikes else r for k, r in recovered.items()}
-    recovered = _prefer_shared({k: r if r.complete else _made_from(r, actual[k], plan, source) for k, r in recovered.items()}, contract)
+    even = Source(source.layer, source.parallel, split_evenly) if cuts_block(source.layer, source.parallel) else None
+    struck = [k for k in broken if k in CUT_FAULT.strikes] if even else []
+    # Where one operand is the even cut byte for byte, all are: one engine cuts all of them alike.
+    cut = struck if any((want := even.logical(k, rank)) is not None and _equal(actual[k], want[here], plan.forms[k]) for k in struck) else []
+    recovered = {k: recover(k, actual[k], plan.forms[k], even if k in cut else source) for k in broken}
+    recovered = {k: replace(r, made_from=CUT_FAULT.id) if r.complete and k in cut else r for k, r in recovered.items()}
+    recovered = _prefer_shared({k: r if r.complete else _made_from(r, actual[k], plan, source, even if k in struck and not cut else None)
+                                for k, r in recovered.items()}, contract)
     findings, alone, ambiguous = _name(contract, recovered, source, {k: not actual[k].any() for k in broken})
     if dirty := {k: n for k, r in recovered.items() if r.complete and r.form.padding != PAD_ALL and (n := padding_not_zero(k, actual[k], r))[0]}:
         counts = ", ".join(f"{contract.operand(k).title}: {bad} of {total}" for k, (bad, total) in dirty.items())
@@ -129,17 +130,10 @@ def _prefer_shared(recovered: dict[str, Recovered], contract: Contract) -> dict[
     return out
 
 
-def _cut_source(source: Source, plan: Plan, broken: Mapping[str, Tensor]) -> Source | None:
-    """The layer cut inside a block, where the bytes of one of these operands are just that: one engine cuts all of them alike."""
-    if not broken or not cuts_block(source.layer, source.parallel):
-        return None
-    cut, here = Source(source.layer, source.parallel, split_evenly), list(source.expected_experts)
-    fits = any((logical := cut.logical(k, source.parallel.tp_rank)) is not None and _equal(t, logical[here], plan.forms[k]) for k, t in broken.items())
-    return cut if fits else None
-
-
-def _made_from(r: Recovered, actual: Tensor, plan: Plan, source: Source) -> Recovered:
-    """The reading of a checkpoint that was changed before the recipe, where that explains what the checkpoint itself does not."""
+def _made_from(r: Recovered, actual: Tensor, plan: Plan, source: Source, even: Source | None) -> Recovered:
+    """The reading of a checkpoint that was changed before the recipe, or cut otherwise, where that explains what the checkpoint itself does not."""
+    if even is not None and (other := recover(r.key, actual, plan.forms[r.key], even)).complete:
+        return replace(other, made_from=CUT_FAULT.id)
     for fault in LAYER_FAULTS if r.key.endswith("_scale") and source.layer.up.global_scale is not None else ():
         other = recover(r.key, actual, plan.forms[r.key], Source(fault.layer(source.layer), source.parallel))
         if other.complete:

@@ -227,7 +227,7 @@ _SCALE_VALUES = {False: (CAST_BY_VALUE, CAST_TO_E4M3, E8M0_AS_E4M3, E8M0_FLUSHED
                  True: (CAST_E4M3_BY_VALUE, CAST_BY_VALUE, CAST_TO_E4M3, E4M3_AS_E8M0, E4M3_ROUNDED_UP, E4M3_FLUSHED, *E4M3_SHIFTED.values())}
 
 
-_SLOTS = ("layout", "values", "order", "padding", "shuffle")
+SLOTS = ("layout", "values", "order", "padding", "shuffle")
 
 
 def _options(seen: _Seen, expected: Form, source: Source) -> dict[str, list[Any]]:
@@ -239,11 +239,11 @@ def _options(seen: _Seen, expected: Form, source: Source) -> dict[str, list[Any]
     padded = expected.rows != expected.padded_rows and expected.halves > 1
     paddings = (PAD_HALVES, PAD_END) if padded else (expected.padding,)
     shuffles = (None, *(s for s in (*ROW_SHUFFLES, *([SHUFFLED_TWICE] if expected.shuffle else [])) if s.fits(seen.rows)))
-    return {slot: [o for o in options if o != getattr(expected, slot)] for slot, options in zip(_SLOTS, (seen.layouts(), values, orders, paddings, shuffles))}
+    return {slot: [o for o in options if o != getattr(expected, slot)] for slot, options in zip(SLOTS, (seen.layouts(), values, orders, paddings, shuffles))}
 
 
-def _forms(options: Mapping[str, list[Any]], expected: Form, cost: int, present: Callable[[Any, Any], bool]) -> Iterator[Form]:
-    """All forms that differ from the expected one in `cost` slots. present: whether rows stand anywhere, read in a layout and with a change of values;
+def _forms(options: Mapping[str, list[Any]], expected: Form, cost: int, present: Callable[[Any, Any], list[int]]) -> Iterator[Form]:
+    """All forms that differ from the expected one in `cost` slots. present: the ranks whose rows stand anywhere, read in a layout and with a change of values;
     it is asked before the orders of such a reading are gone through, which are many."""
     for slots in combinations(options, cost):
         places = [slot for slot in slots if slot in ("layout", "values")]
@@ -268,12 +268,12 @@ def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Itera
 
     def present(layout: Any, values: Any) -> list[int]:
         """The ranks of whose slices rows stand there; no order of rows helps the others."""
-        return [r for r in ranks if _present(seen, layout, expected.columns, values, r, source, sample)]
+        return [r for r in ranks if _present(seen, layout, values, r, source, sample)]
 
     for cost in range(len(options) + 1):
         if fewest is not None and cost > fewest:
             return  # only the simplest readings are wanted
-        for form in _forms(options, expected, cost, lambda layout, values: bool(present(layout, values))):
+        for form in _forms(options, expected, cost, present):
             arrangement = (form.order, form.padding, form.shuffle)
             if arrangement not in indices:
                 indices[arrangement] = form.row_indices()
@@ -287,11 +287,11 @@ def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Itera
         yield from _unnamed_orders(seen, expected, source, sample)
 
 
-def _present(seen: _Seen, layout: Any, columns: int | None, values: Any, rank: int, source: Source, position: int) -> bool:
+def _present(seen: _Seen, layout: Any, values: Any, rank: int, source: Source, position: int) -> bool:
     """Whether a few rows of some expert stand anywhere in this one, read in a layout and with a change of values: cheap, and needed by every order."""
-    which = (layout, columns, position, values, rank)
+    which = (layout, position, values, rank)
     if which not in seen.present:
-        found = seen.keys(layout, columns, position)
+        found = seen.keys(layout, seen.form.columns, position)
         seen.present[which] = bool(torch.isin(source.few_keys(seen.key, rank, values), found).all(1).any())
     return seen.present[which]
 

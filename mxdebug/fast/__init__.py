@@ -1,4 +1,4 @@
-"""How fast can it be? Compiled kernels, where numba (CPU) or Triton (GPU) is installed: the same bytes as torch's, nearer to the memory's speed.
+"""How fast can it be? Compiled kernels, where numba (CPU) or Triton (GPU) is installed: the same bytes as torch's, nearer to the memory's speed (sums of float64 in another order).
 
 `mxdebug[fast]` installs numba; torch brings Triton on Linux with CUDA. Without them, and for small tensors, for which compiling or loading a kernel
 does not pay, everything is done by torch. MXDEBUG_FAST=0 says so too. tests/test_fast.py compares every kernel bit for bit.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ WORTH = 1 << 21
 """Bytes from which on a kernel pays: below, torch takes milliseconds, and loading numba half a second."""
 PART = 1 << 16
 """Bytes of one expert from which on a table of its own pays."""
+_NAME = "mxdebug kernels"
 
 
 def on_cpu(*tensors: Tensor) -> ModuleType | None:
@@ -66,9 +68,10 @@ def _module(name: str, needs: str) -> ModuleType | None:
 
 
 def spread(work: Callable[[int, int], object], total: int) -> None:
-    """Call work(first, end) for parts of range(total), on as many threads as torch uses. The kernels release Python's lock."""
+    """Call work(first, end) for parts of range(total), on as many threads as torch uses; on this one where it is itself one of them. The kernels release
+    Python's lock."""
     threads = min(torch.get_num_threads(), total)
-    if threads <= 1:
+    if threads <= 1 or threading.current_thread().name.startswith(_NAME):
         work(0, total)
         return
     parts = min(8 * threads, total)  # a thread that comes late, since torch's own still spin on its core, takes fewer of them
@@ -79,7 +82,7 @@ def spread(work: Callable[[int, int], object], total: int) -> None:
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="mxdebug")
+    return ThreadPoolExecutor(threads, thread_name_prefix=_NAME)
 
 
 if hasattr(os, "register_at_fork"):

@@ -15,7 +15,7 @@ from .compiled import WORDS, compiled, data
 from .cpu_quantise import quantise as quantise
 
 if TYPE_CHECKING:
-    from ..layouts.layout import Steps
+    from ..layouts.layout import Origins
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------
@@ -32,18 +32,15 @@ def _look_up(payload: np.ndarray, scales: np.ndarray, table: np.ndarray, out: np
                 values[block, i] = meant[codes[block, i]]
 
 
-def look_up(payload: Tensor, scales: Tensor, table: Tensor, out: Tensor, alone: bool = False) -> None:
+def look_up(payload: Tensor, scales: Tensor, table: Tensor, out: Tensor) -> None:
     """out[r, c] = table[scales[r, c // block], payload[r, c]].
 
     payload uint8 [rows, n], scales uint8 [rows, n / block], table [256, 256, m] of a dtype of 2 or 4 bytes with m elements for each byte,
-    out [rows, n * m] of that dtype. alone: on this thread.
+    out [rows, n * m] of that dtype.
     """
     word = WORDS[table.element_size() * table.shape[-1]]
     arrays = payload.numpy(), scales.numpy(), data(table).reshape(256, -1).view(word), data(out).reshape(len(payload), -1).view(word)
-    if alone:
-        _look_up(*arrays, 0, len(payload))
-    else:
-        spread(lambda first, end: _look_up(*arrays, first, end), len(payload))
+    spread(lambda first, end: _look_up(*arrays, first, end), len(payload))
 
 
 # -- places -------------------------------------------------------------------------------------------------------------
@@ -59,11 +56,11 @@ def _move(source: np.ndarray, target: np.ndarray, outer: np.ndarray, inner: np.n
             own[i] = source[start + inner[i]]
 
 
-def move(flat: Tensor, steps: Steps) -> Tensor:
+def move(flat: Tensor, origins: Origins) -> Tensor:
     """The units of uint8 [..., slab] in another order."""
     out = torch.empty_like(flat)
-    source, target = (t.reshape(-1).numpy().view(WORDS[steps.unit]) for t in (flat, out))
-    outer, inner = steps.outer.astype(np.uint64), steps.inner.astype(np.uint64)  # such indices need no check for negative ones
+    source, target = (t.reshape(-1).numpy().view(WORDS[origins.unit]) for t in (flat, out))
+    outer, inner = origins.outer.astype(np.uint64), origins.inner.astype(np.uint64)  # such indices need no check for negative ones
     spread(lambda first, end: _move(source, target, outer, inner, first, end), target.size // len(inner))
     return out
 

@@ -43,9 +43,9 @@ def _multiply(value: np.ndarray, factor: float) -> None:
 
 
 @compiled
-def _divide(value: np.ndarray, step: float) -> None:
+def _divide(value: np.ndarray, divisor: float) -> None:
     for i in range(len(value)):
-        value[i] = np.float32(np.float64(value[i]) / step)
+        value[i] = np.float32(np.float64(value[i]) / divisor)
 
 
 # One function for each constant, made of numbers alone: numba finds such a one again on disk, but not one that is made of other functions.
@@ -100,7 +100,7 @@ _to_e2m1, _to_e4m3, _to_e5m2 = (_rounding(element) for element in (E2M1, E4M3, E
 
 
 @compiled
-def _quantise(x: np.ndarray, first_of: np.ndarray, at: np.ndarray, steps: np.ndarray, payload: np.ndarray, scales: np.ndarray, exact: bool, mantissa: int,
+def _quantise(x: np.ndarray, first_of: np.ndarray, at: np.ndarray, divisors: np.ndarray, payload: np.ndarray, scales: np.ndarray, exact: bool, mantissa: int,
               first: int, end: int) -> None:  # fmt: skip
     columns, blocks = x.shape[1], scales.shape[1]
     bits, small, code = np.empty(columns, dtype=np.uint32), np.empty(columns, dtype=np.float32), np.empty(columns, dtype=np.uint8)
@@ -119,13 +119,13 @@ def _quantise(x: np.ndarray, first_of: np.ndarray, at: np.ndarray, steps: np.nda
             bin = largest[block] >> _U(16)
             scale = first_of[bin] + (largest[block] >= at[bin])
             scales[row, block] = scale
-            step = steps[scale]
-            if step == 0.0:
+            divisor = divisors[scale]
+            if divisor == 0.0:
                 by_block[block] = _U(0)
             elif exact:  # a power of two: the product is the quotient
-                _multiply(values[block], np.float32(1.0 / step))
+                _multiply(values[block], np.float32(1.0 / divisor))
             else:
-                _divide(values[block], step)
+                _divide(values[block], divisor)
         if mantissa == 1:
             _to_e2m1(bits, small, code)
             _pack(code.view(np.uint16), payload[row])
@@ -135,16 +135,16 @@ def _quantise(x: np.ndarray, first_of: np.ndarray, at: np.ndarray, steps: np.nda
             _to_e5m2(bits, small, payload[row])
 
 
-def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
     """(payload, scales) of bfloat16 or float32 [..., K] as `formats.quantise` makes them; fmt has blocks of 16 or 32 elements of E2M1, E4M3 or E5M2.
 
-    first_of, at: of `fast.step_table`, for each part; steps float64 [parts, 256]: what elements under each scale byte are divided by, 0 where they become zeros.
+    first_of, at: of `fast.step_table`, for each part; divisors float64 [parts, 256]: what elements under each scale byte are divided by, 0 where they become zeros.
     """
     payload = torch.empty(*x.shape[:-1], x.shape[-1] // (2 if fmt.packed else 1), dtype=torch.uint8, device=x.device)
     scales = torch.empty(*x.shape[:-1], x.shape[-1] // fmt.block, dtype=torch.uint8, device=x.device)
     parts = len(first_of)
     bits = data(x).view(WORDS[x.element_size()]).reshape(parts, -1, x.shape[-1])
-    arrays: list[Any] = [t.numpy() for t in (first_of, at, steps)] + [t.view(parts, -1, t.shape[-1]).numpy() for t in (payload, scales)]
+    arrays: list[Any] = [t.numpy() for t in (first_of, at, divisors)] + [t.view(parts, -1, t.shape[-1]).numpy() for t in (payload, scales)]
     for of_part in zip(bits, *arrays):
         spread(lambda first, end: _quantise(*of_part, not fmt.outer, fmt.element.mantissa_bits, first, end), bits.shape[1])  # noqa: B023  done before the next turn
     return payload, scales

@@ -11,13 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ..formats import words
+from ..layouts.layout import UNITS, Origins
 from .steps import BINS
 
 if TYPE_CHECKING:
     from ..formats import BlockFormat, BlockTensor, ElementCodec, ScaleCodec
-    from ..layouts.layout import Steps
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 _SIZE = 512  # words of 32 bits, or bytes, of one program: whole blocks of every format
 
 
@@ -80,17 +80,17 @@ def _move(source, target, outer, inner, n, many, size: tl.constexpr):
 
 
 @functools.lru_cache(maxsize=32)
-def _on_device(steps: Steps, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(steps.outer).to(device), torch.from_numpy(steps.inner).int().to(device)
+def _on_device(origins: Origins, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(origins.outer).to(device), torch.from_numpy(origins.inner).int().to(device)
 
 
-def move(flat: Tensor, steps: Steps) -> Tensor:
+def move(flat: Tensor, origins: Origins) -> Tensor:
     """As `fast.cpu.move`."""
     out = torch.empty_like(flat)
-    source, target = (words(t.view(-1), _WORDS[steps.unit]) for t in (flat, out))
-    outer, inner = _on_device(steps, flat.device)
+    source, target = (words(t.view(-1), UNITS[origins.unit]) for t in (flat, out))
+    outer, inner = _on_device(origins, flat.device)
     n = len(inner)
-    size = min(1024 if steps.unit == 1 else 4096, triton.next_power_of_2(n))  # with four warps the fastest on an H200
+    size = min(1024 if origins.unit == 1 else 4096, triton.next_power_of_2(n))  # with four warps the fastest on an H200
     with torch.cuda.device(flat.device):
         _move[(target.numel() // n, triton.cdiv(n, size))](source, target, outer, inner, n, len(outer), size, num_warps=4)
     return out
@@ -143,7 +143,7 @@ def sm90_weights(flat: Tensor, columns: int, back: bool) -> Tensor:
 
 
 @triton.jit
-def _quantise(x, first_of, at, steps, payload, scales, total, part, n: tl.constexpr, exact: tl.constexpr, packed: tl.constexpr,
+def _quantise(x, first_of, at, divisors, payload, scales, total, part, n: tl.constexpr, exact: tl.constexpr, packed: tl.constexpr,
               mantissa: tl.constexpr, bias: tl.constexpr, most: tl.constexpr, sign: tl.constexpr, bins: tl.constexpr, size: tl.constexpr):  # fmt: skip
     """`size` blocks of n elements; part: blocks of a global scale. fast.cpu_quantise says what is computed."""
     block = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
@@ -154,13 +154,13 @@ def _quantise(x, first_of, at, steps, payload, scales, total, part, n: tl.conste
     largest = tl.where(largest > 0x7F800000, 0x7FC00000, largest)
     of = block // part * bins + (largest >> 16)
     scale = tl.load(first_of + of, there, 0).to(tl.int32) + (largest >= tl.load(at + of, there, 0)).to(tl.int32)
-    step = tl.load(steps + block // part * 256 + scale, there, 1.0)
-    some = tl.where(step == 0.0, 1.0, step)
+    divisor = tl.load(divisors + block // part * 256 + scale, there, 1.0)
+    some = tl.where(divisor == 0.0, 1.0, divisor)
     if exact:
         value = value * (1.0 / some).to(tl.float32)[:, None]
     else:
         value = (value.to(tl.float64) / some[:, None]).to(tl.float32)
-    empty = (step == 0.0)[:, None]
+    empty = (divisor == 0.0)[:, None]
     b = tl.where(empty, 0, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     m = tl.minimum(b, most)
     drop: tl.constexpr = 23 - mantissa
@@ -179,13 +179,13 @@ def _quantise(x, first_of, at, steps, payload, scales, total, part, n: tl.conste
         tl.store(payload + block[:, None] * n + tl.arange(0, n)[None, :], code.to(tl.uint8), there[:, None])
 
 
-def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
     """As `fast.cpu_quantise.quantise`."""
     payload = torch.empty(*x.shape[:-1], x.shape[-1] // (2 if fmt.packed else 1), dtype=torch.uint8, device=x.device)
     scales = torch.empty(*x.shape[:-1], x.shape[-1] // fmt.block, dtype=torch.uint8, device=x.device)
     total, e = scales.numel(), fmt.element
     most = int(torch.tensor(e.max).view(torch.int32))
     with torch.cuda.device(x.device):
-        _quantise[(triton.cdiv(total, 64),)](x, first_of, at, steps, payload, scales, total, total // len(first_of), fmt.block, not fmt.outer, fmt.packed,
+        _quantise[(triton.cdiv(total, 64),)](x, first_of, at, divisors, payload, scales, total, total // len(first_of), fmt.block, not fmt.outer, fmt.packed,
                                              e.mantissa_bits, e.bias, most, e.bits - 1, BINS, 64)  # fmt: skip
     return payload, scales

@@ -31,7 +31,7 @@ def step_table(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: to
     rise[:, 0x7F80:] = 0  # inf and NaN: a kernel asks for inf itself, and for one NaN
     if ((rise != 0) & (rise != 1)).any():
         return None
-    steps, bins = rise.topk(int(rise.sum(1).max()), dim=1)  # of all parts at once: of some also bins without a step
+    steps, bins = rise.topk(int(rise.sum(1).max()), dim=1)  # as many for each part as the most have: `steps` says which of them rise
     below = first.gather(1, bins)
     low, high = (bins << 16).int(), (bins << 16 | 0xFFFF).int()  # the first has the lower byte, the last the upper one
     for _ in range(16):

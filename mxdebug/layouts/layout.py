@@ -117,7 +117,7 @@ class Layout:
         if compiled is not None and self.bits and self.compiled:
             return getattr(compiled, self.compiled)(flat, pc, back)
         if compiled is not None and not self.bits:
-            return compiled.move(flat, _steps(self, pr, pc, back))
+            return compiled.move(flat, _origins(self, pr, pc, back))
         maps = _places(self, pr, pc, str(flat.device))
         if self.bits and back:
             flat = _permute_bits(flat, _inverse(self.bits))
@@ -235,11 +235,11 @@ def _inverse(bits: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(out)
 
 
-MOST_STEPS = 4096
+MOST_INNER = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class Origins:
     """Where a move takes its units from: unit o * len(inner) + i of a slab comes from outer[o] + inner[i], in units; int64.
 
     Offsets are sums over the axes, so that two short tables hold them all: `inner` those of the fastest axes, which the first cache keeps.
@@ -251,16 +251,16 @@ class Steps:
 
 
 @functools.lru_cache(maxsize=32)
-def _steps(layout: Layout, rows: int, cols: int, back: bool) -> Steps:
+def _origins(layout: Layout, rows: int, cols: int, back: bool) -> Origins:
     """From logical to physical order; back: from physical to logical order."""
     sizes, strides, unit = _units(layout, rows, cols, back)
     inner, outer = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     for n, stride in zip(reversed(sizes), reversed(strides)):
         # Of an axis that is too long for `inner`, a part of it.
-        part = next(k for k in range(min(n, max(1, MOST_STEPS // len(inner))), 0, -1) if n % k == 0) if len(outer) == 1 else 1
+        part = next(k for k in range(min(n, max(1, MOST_INNER // len(inner))), 0, -1) if n % k == 0) if len(outer) == 1 else 1
         inner = (np.arange(part)[:, None] * stride + inner).ravel()
         outer = (np.arange(n // part)[:, None] * stride * part + outer).ravel()
-    return Steps(outer, inner, unit)
+    return Origins(outer, inner, unit)
 
 
 def _units(layout: Layout, rows: int, cols: int, back: bool) -> tuple[list[int], list[int], int]:
@@ -280,14 +280,14 @@ def _units(layout: Layout, rows: int, cols: int, back: bool) -> tuple[list[int],
     while read and written and read[-1] == written[-1]:
         together *= sizes[read.pop()]
         last = written.pop()
-    unit = next(u for u in _UNITS if together % u == 0)
+    unit = next(u for u in UNITS if together % u == 0)
     if together > unit:  # what is left of the axis that is moved in units
         written.append(last)
         sizes, strides = {**sizes, last: together // unit}, {**strides, last: unit}
     return [sizes[a] for a in written], [strides[a] // unit for a in written], unit
 
 
-_UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # bytes that stay together -> the dtype that moves them
+UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # bytes that stay together -> the dtype that moves them
 
 
 @functools.lru_cache(maxsize=8)
@@ -298,7 +298,7 @@ def _places(layout: Layout, rows: int, cols: int, device: str) -> tuple[Tensor, 
     bytes of a row stay together.
     """
     physical = layout.index_map(rows, cols).flatten()
-    unit = next(u for u in _UNITS if physical.numel() % u == 0 and _together(physical, u))
+    unit = next(u for u in UNITS if physical.numel() % u == 0 and _together(physical, u))
     physical = physical[::unit] // unit
     logical = torch.empty_like(physical)
     logical[physical] = torch.arange(physical.numel())
@@ -313,7 +313,7 @@ def _together(physical: Tensor, unit: int) -> bool:
 
 def _gather(flat: Tensor, places: Tensor, unit: int) -> Tensor:
     """flat uint8 [..., n]: its units at `places`."""
-    units = words(flat.reshape(-1, flat.shape[-1]), _UNITS[unit])
+    units = words(flat.reshape(-1, flat.shape[-1]), UNITS[unit])
     return torch.stack([slab.index_select(0, places) for slab in units]).view(torch.uint8).reshape(flat.shape) if len(units) else flat
 
 

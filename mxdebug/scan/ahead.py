@@ -17,7 +17,7 @@ from .. import files
 Read = tuple[str, int, int]  # file, start, size
 _MOST = 3  # pieces that are read before they are asked for
 _KEPT = 2  # a weight's scales and payload are looked at together
-_NOBODY = -1  # the key of what is said at the end
+_END = -1  # the key of what is said at the end
 
 
 class Ahead:
@@ -54,9 +54,9 @@ class Ahead:
         not be read, and whatever ended the reading before it."""
         while True:
             of, piece = self._done.get()
-            if of == _NOBODY:
+            if of == _END:
                 self._done.put((of, piece))  # for who asks next
-            if of in (key, _NOBODY):
+            if of in (key, _END):
                 if isinstance(piece, Exception):
                     raise piece
                 self._given.append(piece)
@@ -65,7 +65,7 @@ class Ahead:
                 return torch.from_numpy(piece)
 
     def _run(self) -> None:
-        failed, end = _NOBODY, Exception("nothing is left to read")
+        failed, end = _END, RuntimeError("nothing is left to read")
         try:
             for key, read in self._reads:
                 if self._stop.is_set():
@@ -79,7 +79,7 @@ class Ahead:
         except Exception as error:  # of `reads`: whatever it is, it must not leave the other thread waiting
             end = error
         if not self._stop.is_set():
-            self._done.put((_NOBODY, end))
+            self._done.put((_END, end))
 
     def _read(self, name: str, start: int, size: int) -> np.ndarray:
         if name not in self._files:
