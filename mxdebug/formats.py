@@ -20,6 +20,10 @@ from . import fast
 from .errors import MxdebugError
 
 
+E2M1_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Between neighbours of E2M1's magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
+
+
 @dataclass(frozen=True)
 class ElementCodec:
     """A sign-exponent-mantissa element type; every number below follows from these fields.
@@ -53,9 +57,9 @@ class ElementCodec:
         if self.bits == 4:
             if torch.isnan(x).any():
                 raise MxdebugError("values", "finite numbers", "NaN", f"{self.name} has no code for NaN")
-            # Midpoints between neighbours; at a tie the even code wins, so every second midpoint is exclusive.
+            # At a tie the even code wins, so every second midpoint is exclusive.
             code = torch.zeros_like(x, dtype=torch.uint8)
-            for upper, midpoint in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0), start=1):
+            for upper, midpoint in enumerate(E2M1_MIDPOINTS, start=1):
                 code += (magnitude >= midpoint) if upper % 2 == 0 else (magnitude > midpoint)
             return code | (torch.signbit(x).to(torch.uint8) << 3)
         dtype = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}[self.name]
@@ -400,7 +404,7 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
     outer = None if global_scale is None else global_scale.double().reshape(*global_scale.shape, *[1] * (amax.dim() - global_scale.dim()))
     scales = block_scales(amax, fmt, rule, outer)
     by = block_divisors(scales, fmt, outer)[..., None]
-    codes = fmt.element.encode(torch.where(by == 0, 0.0, blocks / torch.where(by == 0, 1.0, by)).float().flatten(-2))
+    codes = _codes(blocks, by, fmt).flatten(-2)
     return BlockTensor(pack_fp4(codes) if fmt.packed else codes, scales, fmt, global_scale)
 
 
@@ -417,6 +421,11 @@ def block_divisors(scales: Tensor, fmt: BlockFormat, outer: Tensor | None) -> Te
         return fmt.scale.decode(scales).double() * outer
     power = torch.exp2(scales.double() - 127)
     return torch.where(scales == 255, 0.0, power) if fmt.packed else power  # such a block reads as NaN through its scale
+
+
+def _codes(values: Tensor, by: Tensor, fmt: BlockFormat) -> Tensor:
+    """uint8: of float64 values under these divisors, which broadcast."""
+    return fmt.element.encode(torch.where(by == 0, 0.0, values / torch.where(by == 0, 1.0, by)).float())
 
 
 def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: Tensor | None) -> BlockTensor | None:
@@ -437,10 +446,15 @@ def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: T
 
 
 def _table_of(fmt: BlockFormat, rule: str | None, outer: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What `fast.step_table` says of a rule, for each global scale of float64 [parts, 1], and float64 [parts, 256]: what elements are divided by."""
+    """What the kernels' `quantise` wants of a rule, or of each global scale of float64 [parts, 1]."""
     found = fast.step_table(lambda amax: block_scales(amax, fmt, rule, outer), device, dtype)
-    divisors = block_divisors(torch.arange(256, dtype=torch.uint8, device=device), fmt, outer)
-    return None if found is None else (*found, divisors.reshape(len(found[0]), 256))
+    if found is None:
+        return None
+    by = block_divisors(torch.arange(256, dtype=torch.uint8, device=device), fmt, outer).reshape(-1, 256)
+    if not fmt.packed:
+        return *found, (1 / by).float()  # powers of two
+    by = by.nan_to_num(0).clamp(min=0)[..., None]  # no block has the byte that is NaN, nor one of another sign than its global scale
+    return *found, fast.least_with(lambda x: _codes(x.double(), by, fmt), by * torch.tensor(E2M1_MIDPOINTS, device=device), dtype)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import torch
 from making_values import values_to_round
 from torch import Tensor
 
-from mxdebug import MxdebugError, fast, reference
+from mxdebug import MxdebugError, fast, formats, reference
 from mxdebug.block_gemm import FEW, block_gemm
 from mxdebug.formats import (E4M3_SCALE, E8M0, E8M0_SM90, EXPONENT_RULES, FORMATS, MXFP4, MXFP8, NVFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor, quantise,
                              quantise_fast)
@@ -110,6 +110,25 @@ def test_a_rule_is_a_table_where_no_bin_has_two_steps() -> None:
     assert fast.step_table(lambda amax: ((amax.clamp(1, 2) - 1) * 255).nan_to_num(255).to(torch.uint8), torch.device("cpu"), torch.float32) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("g", [None, 1.0, 0.0037, 7e-4, 1e30, 3e38, 1e-38, 1e-45, -1.5])
+def test_steps_are_those_that_halving_finds(g: float | None, dtype: torch.dtype) -> None:
+    """Under every scale byte; the bounds that halving starts from are all magnitudes here, and four numbers in the library."""
+    fmt, outer = (MXFP4, None) if g is None else (NVFP4, torch.tensor([[g]]).double())
+    found = formats._table_of(fmt, None if outer is not None else "floor", outer, torch.device("cpu"), dtype)
+    if found is None:
+        assert g == 1e-45 and dtype == torch.float32  # two scale bytes begin in one bin
+        return
+    shift = 16 if dtype == torch.bfloat16 else 0
+    by = formats.block_divisors(torch.arange(256, dtype=torch.uint8), fmt, outer).reshape(-1, 256, 1).nan_to_num(0).clamp(min=0)
+    low, high = torch.zeros(1, 256, 7, dtype=torch.int64), torch.full((1, 256, 7), (0x7F800000 >> shift) + 1)
+    for _ in range(32):
+        middle = torch.where(high - low > 1, (low + high) // 2, high)
+        enough = formats._codes(torch.where(middle < high, middle << shift, 0).int().view(torch.float32).double(), by, fmt) >= torch.arange(1, 8)
+        low, high = torch.where(enough | (middle == high), low, middle), torch.where(enough, middle, high)
+    assert torch.equal(found[2], torch.where(high > 0x7F800000 >> shift, -1, high).int())
+
+
 @numba
 @pytest.mark.parametrize("g", [0.0, -0.0, float("nan"), float("inf"), -1.5, 1e-45, 3e38])
 def test_a_strange_global_scale_is_taken_or_refused_alike(monkeypatch: pytest.MonkeyPatch, g: float) -> None:
@@ -142,7 +161,7 @@ def test_quantise_takes_what_torch_takes(monkeypatch: pytest.MonkeyPatch, x: Ten
 def test_kernels_are_kept_on_disk() -> None:
     """Another process finds what this one compiled: compiling takes seconds."""
     code = ("import torch; from mxdebug import fast; from mxdebug.formats import MXFP4, quantise; fast.WORTH = 0; quantise(torch.randn(4, 64), MXFP4, rule='ceil');"
-            "from mxdebug.fast.cpu_quantise import _quantise as kernel; print(sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))")
+            "from mxdebug.fast.cpu_quantise import _packed as kernel; print(sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))")
     for _ in range(2):  # once where other tests have compiled them before
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         if said == "1 0\n":

@@ -19,6 +19,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from .steps import least_with as least_with
 from .steps import step_table as step_table
 
 WORTH = 1 << 21

@@ -7,62 +7,90 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from torch import Tensor
 
-from ..formats import E2M1, E4M3, E5M2
+from ..formats import E4M3, E5M2
 from . import spread
 from .compiled import WORDS, compiled, data
 
 if TYPE_CHECKING:
     from ..formats import BlockFormat, ElementCodec
 
-_U = np.uint32
+_H, _U = np.uint16, np.uint32
 _MAGNITUDE, _INF, _NAN, _ONE = _U(0x7FFFFFFF), _U(0x7F800000), _U(0x7FC00000), _U(1)
 
 
-@compiled
-def _widen(x: np.ndarray, bits: np.ndarray) -> None:
-    """bfloat16 to float32."""
-    for i in range(len(bits)):
-        bits[i] = _U(x[i]) << _U(16)
+@intrinsic
+def _float(context: Any, bits: Any) -> Any:
+    """uint32 -> the float32 of these bits; in an array this would take another pass."""
+    return types.float32(types.uint32), lambda context, builder, signature, given: builder.bitcast(given[0], ir.FloatType())
 
 
-@compiled
-def _pack(pairs: np.ndarray, payload: np.ndarray) -> None:
-    for i in range(len(pairs)):
-        payload[i] = (pairs[i] & np.uint16(0xF)) | (pairs[i] >> np.uint16(4))
+@intrinsic
+def _bits(context: Any, number: Any) -> Any:
+    return types.uint32(types.float32), lambda context, builder, signature, given: builder.bitcast(given[0], ir.IntType(32))
 
 
-# Functions of their own, since the compiler makes vectors of a loop over one array, but not of one over a row within a loop over rows.
+# -- the largest of each block ------------------------------------------------------------------------------------------
+
+# Of each four words in a row that stand `apart`, over whole rows: a loop over a block at a time would end in steps that are no vectors. The functions are made of
+# numbers and types alone: numba finds such a one again on disk, but not one that is made of other functions.
 
 
-@compiled
-def _multiply(value: np.ndarray, factor: float) -> None:
-    for i in range(len(value)):
-        value[i] *= factor
+def _of_four(word: Any, mask: int) -> Callable[..., None]:
+    mask = word(mask)
 
-
-@compiled
-def _divide(value: np.ndarray, divisor: float) -> None:
-    for i in range(len(value)):
-        value[i] = np.float32(np.float64(value[i]) / divisor)
-
-
-# One function for each constant, made of numbers alone: numba finds such a one again on disk, but not one that is made of other functions.
-
-
-def _maxima(n: int) -> Callable[..., None]:
     @compiled
-    def maxima(bits: np.ndarray, largest: np.ndarray) -> None:
-        """Of each block of n the largest magnitude; inf, or one NaN, where there is one."""
-        for block in range(len(largest)):
-            most = _U(0)
-            for i in range(n):
-                m = _U(bits[block, i] & _MAGNITUDE)
-                most = _U(m if m > most else most)
-            largest[block] = _NAN if most > _INF else most
+    def of_four(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, out: np.ndarray) -> None:
+        for i in range(len(out)):
+            p, q, r, s = word(a[i] & mask), word(b[i] & mask), word(c[i] & mask), word(d[i] & mask)
+            upper, lower = p if p > q else q, r if r > s else s
+            out[i] = upper if upper > lower else lower
 
-    return maxima
+    return of_four
+
+
+_of_four_16, _of_four_32 = _of_four(_H, 0x7FFF), _of_four(_U, 0x7FFFFFFF)
+
+
+@compiled
+def _scale_bytes(row: np.ndarray, n: int, first_of: np.ndarray, at: np.ndarray, four: np.ndarray, sixteen: np.ndarray, scales: np.ndarray) -> None:
+    """Of blocks of n words of `row`, bfloat16 or float32 bits. four, sixteen: memory to work in, as long as the row."""
+    k, j = n // 4, n // 16  # of 32 words, those 8 and 2 apart, and two are left; of 16 words, those 4 and 1 apart
+    m = len(row) - 3 * k
+    o = m - 3 * j
+    if row.itemsize == 2:
+        _of_four_16(row[:m], row[k : k + m], row[2 * k : 2 * k + m], row[3 * k :], four[:m])
+        _of_four_16(four[:o], four[j : j + o], four[2 * j : 2 * j + o], four[3 * j : m], sixteen[:o])
+    else:
+        _of_four_32(row[:m], row[k : k + m], row[2 * k : 2 * k + m], row[3 * k :], four[:m])
+        _of_four_32(four[:o], four[j : j + o], four[2 * j : 2 * j + o], four[3 * j : m], sixteen[:o])
+    for block in range(len(scales)):
+        p, q = sixteen[block * n], sixteen[block * n + j - 1]
+        most = _U(p if p > q else q) << _U(32 - 8 * row.itemsize)
+        most = _NAN if most > _INF else most  # the table knows of one NaN
+        scales[block] = first_of[most >> _U(16)] + (most >= at[most >> _U(16)])
+
+
+# -- codes --------------------------------------------------------------------------------------------------------------
+
+
+def _coding(word: Any, n: int) -> Callable[..., None]:
+    mask, shift, eight = word((1 << (8 * word().itemsize - 1)) - 1), word(8 * word().itemsize - 4), word(8)
+
+    @compiled
+    def coding(row: np.ndarray, a: int, b: int, c: int, d: int, e: int, f: int, g: int, code: np.ndarray) -> None:
+        """E2M1: how many of its seven steps a magnitude has reached."""
+        for i in range(n):
+            m = word(row[i] & mask)
+            low = word(word(word(m >= a) + word(m >= b)) + word(word(m >= c) + word(m >= d)))
+            high = word(word(word(m >= e) + word(m >= f)) + word(m >= g))
+            code[i] = word(word(low + high) | word(word(row[i] >> shift) & eight))
+
+    return coding
 
 
 def _rounding(element: ElementCodec) -> Callable[..., None]:
@@ -73,78 +101,90 @@ def _rounding(element: ElementCodec) -> Callable[..., None]:
     most = _U(torch.tensor(element.max).view(torch.int32).item())
 
     @compiled
-    def round(bits: np.ndarray, small: np.ndarray, code: np.ndarray) -> None:
-        """float32 bits -> codes, to nearest, ties to even. Each sum is cut to 32 bits at once, as the compiler cannot know that it may."""
-        sums = small.view(np.uint32)
-        for i in range(len(bits)):
-            b = _U(bits[i] & _MAGNITUDE)
-            sums[i] = b if b < normal else normal
-        for i in range(len(bits)):
-            small[i] += add
-        for i in range(len(bits)):
-            b = _U(bits[i] & _MAGNITUDE)
+    def rounding(row: np.ndarray, factor: float, code: np.ndarray) -> None:
+        """A block of 32 to nearest, ties to even. Each sum is cut to 32 bits at once, as the compiler cannot know that it may."""
+        for i in range(32):
+            given = _U(_U(row[i]) << _U(32 - 8 * row.itemsize))
+            b = _bits(_float(_U(given & _MAGNITUDE)) * factor)
             m = b if b < most else most
             c = _U(_U(_U(_U(m - lowered) + half) + _U(_U(m >> drop) & _ONE)) >> drop)
-            c = c if m >= normal else _U(sums[i] - added)
+            small = _U(_bits(_float(b if b < normal else normal) + add) - added)
+            c = c if m >= normal else small
             c = _U(0x7F) if b > _INF else c
-            sums[i] = _U(c | _U(_U(bits[i] >> _U(31)) << sign))
-        for i in range(len(bits)):
-            code[i] = sums[i]
+            code[i] = _U(c | _U(_U(given >> _U(31)) << sign))
 
-    return round
+    return rounding
 
 
-BLOCKS = (16, 32)
-_maxima_16, _maxima_32 = (_maxima(n) for n in BLOCKS)
-_to_e2m1, _to_e4m3, _to_e5m2 = (_rounding(element) for element in (E2M1, E4M3, E5M2))
+_code_16_of_16, _code_32_of_16 = _coding(_H, 16), _coding(_H, 32)
+_code_16_of_32, _code_32_of_32 = _coding(_U, 16), _coding(_U, 32)
+_to_e4m3, _to_e5m2 = _rounding(E4M3), _rounding(E5M2)
 
 
 @compiled
-def _quantise(x: np.ndarray, first_of: np.ndarray, at: np.ndarray, divisors: np.ndarray, payload: np.ndarray, scales: np.ndarray, exact: bool, mantissa: int,
-              first: int, end: int) -> None:  # fmt: skip
+def _pack(pairs: np.ndarray, payload: np.ndarray) -> None:
+    for i in range(len(payload)):
+        payload[i] = _U(pairs[i] | _U(pairs[i] >> _U(12)))
+
+
+@compiled
+def _packed(x: np.ndarray, first_of: np.ndarray, at: np.ndarray, steps: np.ndarray, payload: np.ndarray, scales: np.ndarray, first: int, end: int) -> None:
     columns, blocks = x.shape[1], scales.shape[1]
-    bits, small, code = np.empty(columns, dtype=np.uint32), np.empty(columns, dtype=np.float32), np.empty(columns, dtype=np.uint8)
-    largest, by_block = np.empty(blocks, dtype=np.uint32), bits.reshape(blocks, -1)
-    values = by_block.view(np.float32)
+    n = columns // blocks
+    four, sixteen, codes = np.empty(columns, x.dtype), np.empty(columns, x.dtype), np.empty((blocks, n), np.uint16)
+    pairs, numbers = codes.reshape(-1).view(np.uint32), 1 << (8 * x.itemsize - 1)
     for row in range(first, end):
-        if x.itemsize == 2:
-            _widen(x[row], bits)
-        else:
-            bits[:] = x[row]
-        if by_block.shape[1] == 16:
-            _maxima_16(by_block, largest)
-        else:
-            _maxima_32(by_block, largest)
+        values, own = x[row].reshape(-1, n), scales[row]
+        _scale_bytes(x[row], n, first_of, at, four, sixteen, own)
         for block in range(blocks):
-            bin = largest[block] >> _U(16)
-            scale = first_of[bin] + (largest[block] >= at[bin])
-            scales[row, block] = scale
-            divisor = divisors[scale]
-            if divisor == 0.0:
-                by_block[block] = _U(0)
-            elif exact:  # a power of two: the product is the quotient
-                _multiply(values[block], np.float32(1.0 / divisor))
+            t = steps[own[block]]
+            if t[0] >= numbers:
+                codes[block] = 0  # without their signs
+            elif x.itemsize == 2:
+                if n == 16:
+                    _code_16_of_16(values[block], t[0], t[1], t[2], t[3], t[4], t[5], t[6], codes[block])
+                else:
+                    _code_32_of_16(values[block], t[0], t[1], t[2], t[3], t[4], t[5], t[6], codes[block])
+            elif n == 16:
+                _code_16_of_32(values[block], t[0], t[1], t[2], t[3], t[4], t[5], t[6], codes[block])
             else:
-                _divide(values[block], divisor)
-        if mantissa == 1:
-            _to_e2m1(bits, small, code)
-            _pack(code.view(np.uint16), payload[row])
-        elif mantissa == 3:
-            _to_e4m3(bits, small, payload[row])
-        else:
-            _to_e5m2(bits, small, payload[row])
+                _code_32_of_32(values[block], t[0], t[1], t[2], t[3], t[4], t[5], t[6], codes[block])
+        _pack(pairs, payload[row])
 
 
-def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
-    """(payload, scales) of bfloat16 or float32 [..., K] as `formats.quantise` makes them; fmt has blocks of 16 or 32 elements of E2M1, E4M3 or E5M2.
+@compiled
+def _single(x: np.ndarray, first_of: np.ndarray, at: np.ndarray, factors: np.ndarray, payload: np.ndarray, scales: np.ndarray, mantissa: int, first: int,
+            end: int) -> None:  # fmt: skip
+    four, sixteen = np.empty(x.shape[1], x.dtype), np.empty(x.shape[1], x.dtype)
+    for row in range(first, end):
+        values, codes, own = x[row].reshape(-1, 32), payload[row].reshape(-1, 32), scales[row]
+        _scale_bytes(x[row], 32, first_of, at, four, sixteen, own)
+        for block in range(len(own)):
+            if mantissa == 3:
+                _to_e4m3(values[block], factors[own[block]], codes[block])
+            else:
+                _to_e5m2(values[block], factors[own[block]], codes[block])
 
-    first_of, at: of `fast.step_table`, for each part; divisors float64 [parts, 256]: what elements under each scale byte are divided by, 0 where they become zeros.
+
+def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    """(payload, scales) of bfloat16 or float32 [..., K] as `formats.quantise` makes them.
+
+    fmt: blocks of 16 or 32 elements of E2M1, or of 32 of E4M3 or E5M2. first_of, at: of `fast.step_table`, for each part of x. by: for E2M1 int32
+    [parts, 256, 7], of `fast.least_with`; else float32 [parts, 256], what elements under each scale byte are multiplied by.
     """
     payload = torch.empty(*x.shape[:-1], x.shape[-1] // (2 if fmt.packed else 1), dtype=torch.uint8, device=x.device)
     scales = torch.empty(*x.shape[:-1], x.shape[-1] // fmt.block, dtype=torch.uint8, device=x.device)
-    parts = len(first_of)
-    bits = data(x).view(WORDS[x.element_size()]).reshape(parts, -1, x.shape[-1])
-    arrays: list[Any] = [t.numpy() for t in (first_of, at, divisors)] + [t.view(parts, -1, t.shape[-1]).numpy() for t in (payload, scales)]
-    for of_part in zip(bits, *arrays):
-        spread(lambda first, end: _quantise(*of_part, not fmt.outer, fmt.element.mantissa_bits, first, end), bits.shape[1])  # noqa: B023  done before the next turn
+    parts, word = len(first_of), WORDS[x.element_size()]
+    bits = data(x).view(word).reshape(parts, -1, x.shape[-1])
+    bys = by.numpy().view(np.uint32).astype(word) if fmt.packed else by.numpy()
+    made = [t.view(parts, -1, t.shape[-1]).numpy() for t in (payload, scales)]
+    for values, *of_part in zip(bits, first_of.numpy(), at.numpy(), bys, *made):
+
+        def some(first: int, end: int) -> None:
+            if fmt.packed:
+                _packed(values, *of_part, first, end)  # noqa: B023  done before the next turn
+            else:
+                _single(values, *of_part, fmt.element.mantissa_bits, first, end)  # noqa: B023
+
+        spread(some, len(values))
     return payload, scales

@@ -143,49 +143,50 @@ def sm90_weights(flat: Tensor, columns: int, back: bool) -> Tensor:
 
 
 @triton.jit
-def _quantise(x, first_of, at, divisors, payload, scales, total, part, n: tl.constexpr, exact: tl.constexpr, packed: tl.constexpr,
-              mantissa: tl.constexpr, bias: tl.constexpr, most: tl.constexpr, sign: tl.constexpr, bins: tl.constexpr, size: tl.constexpr):  # fmt: skip
-    """`size` blocks of n elements; part: blocks of a global scale. fast.cpu_quantise says what is computed."""
+def _quantise(x, first_of, at, by, payload, scales, total, part, n: tl.constexpr, packed: tl.constexpr, half: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr,
+              most: tl.constexpr, bins: tl.constexpr, size: tl.constexpr):  # fmt: skip
+    """`size` blocks of n elements, given as bits, of bfloat16 if `half`; part: blocks of a global scale. fast.cpu_quantise says what is computed."""
     block = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     there = block < total
-    value = tl.load(x + block[:, None] * n + tl.arange(0, n)[None, :], there[:, None], 0.0).to(tl.float32)
-    given = value.to(tl.int32, bitcast=True)
-    largest = tl.max(given & 0x7FFFFFFF, 1)
+    given = tl.load(x + block[:, None] * n + tl.arange(0, n)[None, :], there[:, None], 0).to(tl.int32)
+    bits = given & (0x7FFF if half else 0x7FFFFFFF)
+    largest = tl.max(bits, 1) << (16 if half else 0)
     largest = tl.where(largest > 0x7F800000, 0x7FC00000, largest)
     of = block // part * bins + (largest >> 16)
     scale = tl.load(first_of + of, there, 0).to(tl.int32) + (largest >= tl.load(at + of, there, 0)).to(tl.int32)
-    divisor = tl.load(divisors + block // part * 256 + scale, there, 1.0)
-    some = tl.where(divisor == 0.0, 1.0, divisor)
-    if exact:
-        value = value * (1.0 / some).to(tl.float32)[:, None]
-    else:
-        value = (value.to(tl.float64) / some[:, None]).to(tl.float32)
-    empty = (divisor == 0.0)[:, None]
-    b = tl.where(empty, 0, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    m = tl.minimum(b, most)
-    drop: tl.constexpr = 23 - mantissa
-    normal: tl.constexpr = (128 - bias) << 23
-    added: tl.constexpr = (151 - bias - mantissa) << 23
-    large = (m - ((127 - bias) << 23) + ((1 << (drop - 1)) - 1) + ((m >> drop) & 1)) >> drop
-    add = tl.full(b.shape, added, tl.int32).to(tl.float32, bitcast=True)
-    small = (tl.minimum(b, normal).to(tl.float32, bitcast=True) + add).to(tl.int32, bitcast=True) - added
-    code = tl.where(b > 0x7F800000, 0x7F, tl.where(m >= normal, large, small))
-    code |= tl.where(empty, 0, ((given >> 31) & 1) << sign)  # the sign that was given: a product on a GPU takes a NaN's away
     tl.store(scales + block, scale.to(tl.uint8), there)
     if packed:
+        steps = by + (block // part * 256 + scale) * 7
+        least = tl.load(steps, there, -1)[:, None]
+        code = (bits >= least).to(tl.int32)
+        for k in tl.static_range(1, 7):
+            code += (bits >= tl.load(steps + k, there, -1)[:, None]).to(tl.int32)
+        code |= (given >> (12 if half else 28)) & 8
+        code = tl.where(least < 0, 0, code)
         low, high = tl.split(tl.reshape(code, (size, n // 2, 2)))
         tl.store(payload + block[:, None] * (n // 2) + tl.arange(0, n // 2)[None, :], (low | (high << 4)).to(tl.uint8), there[:, None])
     else:
+        factor = tl.load(by + block // part * 256 + scale, there, 0.0)[:, None]
+        b = (((bits << 16) if half else bits).to(tl.float32, bitcast=True) * factor).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        m = tl.minimum(b, most)
+        drop: tl.constexpr = 23 - mantissa
+        normal: tl.constexpr = (128 - bias) << 23
+        added: tl.constexpr = (151 - bias - mantissa) << 23
+        large = (m - ((127 - bias) << 23) + ((1 << (drop - 1)) - 1) + ((m >> drop) & 1)) >> drop
+        add = tl.full(b.shape, added, tl.int32).to(tl.float32, bitcast=True)
+        small = (tl.minimum(b, normal).to(tl.float32, bitcast=True) + add).to(tl.int32, bitcast=True) - added
+        code = tl.where(b > 0x7F800000, 0x7F, tl.where(m >= normal, large, small))
+        code |= (given >> (8 if half else 24)) & 0x80
         tl.store(payload + block[:, None] * n + tl.arange(0, n)[None, :], code.to(tl.uint8), there[:, None])
 
 
-def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
+def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
     """As `fast.cpu_quantise.quantise`."""
     payload = torch.empty(*x.shape[:-1], x.shape[-1] // (2 if fmt.packed else 1), dtype=torch.uint8, device=x.device)
     scales = torch.empty(*x.shape[:-1], x.shape[-1] // fmt.block, dtype=torch.uint8, device=x.device)
-    total, e = scales.numel(), fmt.element
+    total, e, half = scales.numel(), fmt.element, x.element_size() == 2
     most = int(torch.tensor(e.max).view(torch.int32))
     with torch.cuda.device(x.device):
-        _quantise[(triton.cdiv(total, 64),)](x, first_of, at, divisors, payload, scales, total, total // len(first_of), fmt.block, not fmt.outer, fmt.packed,
-                                             e.mantissa_bits, e.bias, most, e.bits - 1, BINS, 64)  # fmt: skip
+        _quantise[(triton.cdiv(total, 64),)](x.view(torch.int16 if half else torch.int32), first_of, at, by, payload, scales, total, total // len(first_of),
+                                             fmt.block, fmt.packed, half, e.mantissa_bits, e.bias, most, BINS, 64)  # fmt: skip
     return payload, scales

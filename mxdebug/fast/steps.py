@@ -1,4 +1,5 @@
-"""A rule from a block's maximum to its scale byte, as a table that a kernel can read: the rule itself stays written once, in torch."""
+"""Rules that never fall, from a block's maximum to its scale byte and from a magnitude to its code, as tables that a kernel can read: the rules themselves stay
+written once, in torch."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from torch import Tensor
 BINS = 1 << 15
 """Of the bits of a float32 that is not negative, all but the lowest 16: the numbers that bf16 has."""
 _NEVER = (1 << 31) - 1
+_INF = 0x7F800000
 
 
 def step_table(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -39,3 +41,20 @@ def step_table(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: to
         upper = of(middle) > below
         low, high = torch.where(upper, low, middle), torch.where(upper, middle, high)
     return first, at.scatter(1, bins, torch.where(steps == 1, high, _NEVER))
+
+
+def least_with(codes: Callable[[Tensor], Tensor], near: Tensor, dtype: torch.dtype) -> Tensor:
+    """int32 [parts, 256, n]: the bits of the least bfloat16, or float32, magnitude up to inf that has the codes 1 to n, or larger ones; -1 where none has.
+
+    codes: float32 [parts, 256, n] -> codes of them, under each scale byte; they never fall. near: float64, where the steps are but for roundings of x to dtype
+    and of codes' quotient to float32; 0 where there is none.
+    """
+    shift = 16 if dtype == torch.bfloat16 else 0
+    wanted, inf = torch.arange(1, near.shape[-1] + 1, device=near.device), _INF >> shift
+    about = near.float().view(torch.int32) >> shift  # below it, or equal
+    low, high = (about - 2).clamp(min=0), (about + 2).clamp(max=inf + 1)  # the first has a lower code, the last the wanted one, or is no number
+    for _ in range(2):
+        middle = low + (high - low) // 2  # the sum is too large
+        enough = codes((middle << shift).view(torch.float32)) >= wanted
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return torch.where((high > inf) | (near == 0), -1, high).int()
