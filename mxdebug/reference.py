@@ -206,6 +206,10 @@ class MoELayer:
         names = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias", *INPUT_SCALES)
         return replace(self, activation=activation, **{n: some(getattr(self, n)) for n in names})
 
+    def one(self, expert: int) -> MoELayer:
+        """One expert only, at position 0."""
+        return self.take(slice(expert, expert + 1))
+
     def part(self, p: Parallel) -> MoELayer:
         """The slice that one rank holds.
 
@@ -262,7 +266,17 @@ class Trace:
         return None if self.gate is None else self.gate[here], self.up[here]
 
 
-def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, parallel: Parallel, roundings: Roundings,
+@dataclass(frozen=True)
+class OneByOne:
+    """A layer whose experts are made when they are asked for, and not kept: `one` gives the layer of one expert, by its position."""
+
+    experts: int
+    intermediate: int
+    hidden: int
+    one: Callable[[int], MoELayer]
+
+
+def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer | OneByOne, *, parallel: Parallel, roundings: Roundings,
             compute: torch.dtype = torch.float32, keep: bool = False, before: Trace | None = None) -> Trace:
     """Run a mixture of experts. No result depends on the order in which a BLAS adds: see `Roundings.accumulate`.
 
@@ -282,14 +296,15 @@ def forward(x: Tensor, experts: Tensor, router: Tensor, layer: MoELayer, *, para
     contributions = torch.zeros(tokens, slots, layer.hidden, dtype=compute, device=x.device)
     kept: list[tuple[Tensor, ...]] = []
     for e in sorted(set(local[(local >= 0) & (local < layer.experts)].tolist())):
+        own = layer.one(e)
         token, slot = (local == e).nonzero(as_tuple=True)
-        gate, up = _first_gemm(x[token], layer, e, roundings, compute) if before is None else before.of(e)
-        act = _store(layer.activation(gate, up, e, mufu.sigmoid if roundings.fast_math else torch.sigmoid), roundings.activation)
+        gate, up = _first_gemm(x[token], own, roundings, compute) if before is None else before.of(e)
+        act = _store(own.activation(gate, up, 0, mufu.sigmoid if roundings.fast_math else torch.sigmoid), roundings.activation)
         if roundings.requantise is not None:
-            act = roundings.requantise(act, None if layer.a2_gscale is None else layer.a2_gscale[e]).dequantise().to(compute)
-        y = _gemm(act, layer.down[e], layer.scale, roundings, None if roundings.bias_in_gemm else roundings.gemm2, compute)
-        if layer.down_bias is not None and parallel.tp_rank == 0:
-            y = y + layer.down_bias[e].to(compute)
+            act = roundings.requantise(act, None if own.a2_gscale is None else own.a2_gscale[0]).dequantise().to(compute)
+        y = _gemm(act, own.down[0], own.scale, roundings, None if roundings.bias_in_gemm else roundings.gemm2, compute)
+        if own.down_bias is not None and parallel.tp_rank == 0:
+            y = y + own.down_bias[0].to(compute)
         if roundings.bias_in_gemm:
             y = _store(y, roundings.gemm2)
         contributions[token, slot] = y
@@ -350,14 +365,14 @@ def _product(x: Tensor, weight: BlockTensor, scale: ScaleCodec) -> Tensor:
     return x.double() @ weight.dequantise(torch.float64, scale).T
 
 
-def _first_gemm(x: Tensor, layer: MoELayer, e: int, r: Roundings, compute: torch.dtype) -> tuple[Tensor | None, Tensor]:
+def _first_gemm(x: Tensor, layer: MoELayer, r: Roundings, compute: torch.dtype) -> tuple[Tensor | None, Tensor]:
     out = []
     for weight, bias in ((layer.gate, layer.gate_bias), (layer.up, layer.up_bias)):
         if weight is None:
             out.append(None)
             continue
-        h = _gemm(x, weight[e], layer.scale, r, r.gemm1, compute)
-        out.append(h if bias is None else h + bias[e].to(compute))
+        h = _gemm(x, weight[0], layer.scale, r, r.gemm1, compute)
+        out.append(h if bias is None else h + bias[0].to(compute))
     return out[0], out[1]
 
 

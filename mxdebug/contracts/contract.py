@@ -88,12 +88,13 @@ class Contract:
         """The call's activations [T, H]: bf16, or codes and block scales in logical order (with a global scale of 1)."""
         return moe.activations(self, arguments)
 
-    def see(self, arguments: Arguments, *, tokens: Tensor | None = None, experts: Sequence[int] | None = None) -> Seen:
+    def see(self, arguments: Arguments, *, tokens: Tensor | None = None, experts: Sequence[int] | None = None, whole: bool = True) -> Seen:
         """The call as the kernel sees it. tokens: only these, with only the experts that they use, renumbered from 0.
 
-        experts picks positions on this rank. The whole call is checked in any case. Raises MxdebugError on a broken contract.
+        experts picks positions on this rank. whole=False: experts are decoded one by one, each time that a trace comes to them, and not kept.
+        The whole call is checked in any case. Raises MxdebugError on a broken contract.
         """
-        return moe.see(self, arguments, tokens, experts)
+        return moe.see(self, arguments, tokens, experts, whole)
 
     def decode(self, arguments: Arguments, experts: Sequence[int] | None = None) -> MoELayer:
         """The layer as the kernel sees it, with the scale codec that it reads with; `experts` picks positions on this rank."""

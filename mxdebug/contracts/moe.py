@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from ..errors import MxdebugError
 from ..formats import BlockTensor
 from ..layouts import LINEAR, Layout
-from ..reference import Activation, MoELayer, Parallel
+from ..reference import Activation, MoELayer, OneByOne, Parallel
 from .activation import read_activation
 from .operand import Arguments, Operand, number, shown
 from .seen import Seen
@@ -33,10 +34,13 @@ class Made:
     activation: Activation
 
 
+_TOGETHER = 1 << 25  # bytes
+
+
 # -- arguments -> Seen ----------------------------------------------------------------------------------------------
 
 
-def see(c: Contract, arguments: Arguments, tokens: Tensor | None, experts: Sequence[int] | None) -> Seen:
+def see(c: Contract, arguments: Arguments, tokens: Tensor | None, experts: Sequence[int] | None, whole: bool) -> Seen:
     """As Contract.see."""
     x = activations(c, arguments)
     ids, router = (c.routing or _routing)(c, arguments, x.shape[0])
@@ -56,7 +60,9 @@ def see(c: Contract, arguments: Arguments, tokens: Tensor | None, experts: Seque
         ids = torch.where(here, renumber[local.clamp(0, e - 1)], len(experts)).to(ids.dtype)
         parallel = Parallel(parallel.tp_size, parallel.tp_rank)
     which = None if experts is None or list(experts) == list(range(e)) else list(experts)
-    layer = _layer(c, arguments, act, w13, w2, (e, rows, hidden, intermediate), which)
+    decode = functools.partial(_layer, c, arguments, act, w13, w2, (e, rows, hidden, intermediate))
+    positions = list(range(e)) if which is None else which
+    layer = decode(which) if whole else OneByOne(len(positions), intermediate, hidden, lambda i: decode([positions[i]]))
     return Seen(x if isinstance(x, Tensor) else x.dequantise(), ids, router, layer, parallel, c.roundings, c.crops and _columns(arguments, hidden))
 
 
@@ -214,14 +220,10 @@ def _layer(c: Contract, arguments: Arguments, act: Activation, w13: Tensor, w2: 
 
     def matrix(key: str, payload: Tensor, r: int, columns: int, alpha: Tensor | None) -> BlockTensor:
         o, s = c.operand(key), c.operand(f"{key}_scale")
-        codes = o.layout.unpack(some(payload).contiguous(), r, columns // 2)
-        scales = s.payload(_tensor(c, arguments, s.key))
-        blocks = s.layout.unpack(some(scales.reshape(e, -1)), r, columns // c.weights.block)
-        # unpack leaves out the axis of a single expert: a rank, or a sample of tokens, may well have only one
         order = _logical_rows(o, act.gated and key == "w13", r)
-        codes, blocks = codes.reshape(-1, r, columns // 2), blocks.reshape(-1, r, columns // c.weights.block)
-        if order is not None:
-            codes, blocks = codes[:, order.to(codes.device)], blocks[:, order.to(blocks.device)]
+        scales = s.payload(_tensor(c, arguments, s.key)).reshape(e, -1)
+        codes, blocks = (_decoded(layout, t, range(e) if which is None else which, r, n, order)
+                         for layout, t, n in ((o.layout, payload, columns // 2), (s.layout, scales, columns // c.weights.block)))
         return BlockTensor(codes, blocks, c.weights, alpha if c.weights.outer else None)
 
     def bias(key: str, gated: bool, r: int) -> Tensor | None:
@@ -241,6 +243,21 @@ def _layer(c: Contract, arguments: Arguments, act: Activation, w13: Tensor, w2: 
         gate=first[:, gate] if gate else None, up=first[:, up], down=down, activation=act,
         gate_bias=b13[:, gate] if gate and b13 is not None else None, up_bias=None if b13 is None else b13[:, up],
         down_bias=b2, scale=c.operand("w13_scale").scale, a2_gscale=gscale)
+
+
+def _decoded(layout: Layout, t: Tensor, experts: Sequence[int], rows: int, columns: int, order: Tensor | None) -> Tensor:
+    """uint8 [experts, rows, columns] in logical order. Of large experts a few at a time, since each step is a copy of them."""
+    together = max(1, _TOGETHER // (rows * columns))
+    out = None
+    for start in range(0, len(experts), together):
+        # unpack leaves out the axis of a single expert
+        part = layout.unpack(t[list(experts[start : start + together])], rows, columns).reshape(-1, rows, columns)
+        part = part if order is None else part[:, order.to(part.device)]
+        if len(part) == len(experts):
+            return part
+        out = part.new_empty(len(experts), rows, columns) if out is None else out
+        out[start : start + together] = part
+    return t.new_empty(0, rows, columns) if out is None else out
 
 
 def _logical_rows(o: Operand, gated: bool, rows: int) -> Tensor | None:

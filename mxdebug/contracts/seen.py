@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..reference import MoELayer, Parallel, Roundings, Trace, forward
+from ..reference import MoELayer, OneByOne, Parallel, Roundings, Trace, forward
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Seen:
     x        [T, H] activations; of quantised ones the values that codes and block scales mean, without a global scale
              (that one is part of the GEMM's alpha, and so of the weights' global scale in `layer`)
     experts, router   int [T, k] global expert ids, float32 [T, k]
-    layer    the experts of this rank
+    layer    the experts of this rank; a OneByOne where they are not decoded yet
     columns  how many columns the kernel writes, where it leaves out the padding of the hidden size; None: all
     """
 
     x: Tensor
     experts: Tensor
     router: Tensor
-    layer: MoELayer
+    layer: MoELayer | OneByOne
     parallel: Parallel
     roundings: Roundings
     columns: int | None = None

@@ -34,8 +34,8 @@ def find_damage(actual: Tensor, r: Recovered, source: Source, nan: tuple[int, ..
     actual  [E, bytes]; nan: the bytes that mean NaN, none for payloads
     """
     lost = [p for p, e in enumerate(r.experts) if e < 0]
-    logical = source.logical(r.key, source.parallel.tp_rank)
-    if not lost or logical is None or actual.dtype != torch.uint8 or r.form.layout is None or len(r.expected_experts) != len(actual):
+    rank = source.parallel.tp_rank
+    if not lost or source.shape(r.key, rank) is None or actual.dtype != torch.uint8 or r.form.layout is None or len(r.expected_experts) != len(actual):
         return None
     which = (
         "every expert"
@@ -52,7 +52,8 @@ def find_damage(actual: Tensor, r: Recovered, source: Source, nan: tuple[int, ..
     bad = total = 0
     values: set[int] = set()
     for p in lost:
-        want, got = form.apply(logical[r.expected_experts[p] : r.expected_experts[p] + 1]).reshape(-1), actual[p]
+        expert = r.expected_experts[p]
+        want, got = form.apply(source.logical(r.key, rank, slice(expert, expert + 1))).reshape(-1), actual[p]
         if want.numel() != got.numel():
             return None
         if form.layout.bits:  # then a byte of memory is no byte of the operand

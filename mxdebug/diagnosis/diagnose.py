@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +20,9 @@ from ..contracts.activation import read_activation
 from ..errors import MxdebugError, brief
 from ..exchange import ScaleFinding
 from ..faults import FAULTS, INPUT_FAULTS, QUANTISED_WITH
+from ..memory import give_back
 from ..metrics import compare
-from ..recipes import Plan, recipe
+from ..recipes import Plan, logical_operand, logical_shape, recipe
 from ..reference import EXACT, MoELayer, Parallel, Trace, forward
 from ..scan.index import Index
 from . import activations, operands, outputs, parameters, placement
@@ -36,7 +38,6 @@ from .where import where
 from .recover import Source
 
 TOKENS = 64  # at most this many tokens are emulated
-_TOGETHER = 4  # experts that are converted at once: each stage makes them anew
 
 
 def diagnose(call: Call | str | Path, checkpoint: Checkpoint | CheckpointLayer | CheckpointLinear | str | Path | None = None, *, layer: int | None = None,
@@ -253,14 +254,21 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     x, gscale = contract.activations_of(args), global_scales.quantised_with(given, findings)
     if gscale is not None:
         x = plan.quantise(x.dequantise() / gscale, numbers)
-    right = args if asked_right else plan.call(_convert(plan, part, given.touched(tokens)), part.activation, x, base.experts, router, stated)
+    touched = given.touched(tokens)
+    right = args if asked_right else plan.call(_converted(contract, plan, part, args, evidence.equal, touched), part.activation, x, base.experts, router, stated)
     truly = exact(replace(base, router=router), plan, part, parallel, tokens, gscale)
     passed = kernel.trace if kernel else given.see(tokens).trace(keep=True)
-    right_trace = passed if asked_right else contract.see(right, tokens=tokens).trace(keep=True)
+    right_trace = passed if asked_right else contract.see(right, tokens=tokens, whole=False).trace(keep=True)
     floor = compare(right_trace.output.double()[:, : part.hidden], truly.output.double())
     seen = output[tokens] if output is not None else passed.output
     truth = compare(seen.double()[:, : part.hidden], truly.output.double())
-    findings = [_with_effect(f, contract, args, right, tokens, right_trace.output, part.hidden, evidence.alone,
+    if not asked_right:
+        right = dict(right)
+        for o in contract.operands:
+            if findings and not o.key.endswith("bias") and all(o.title in f.where.split(", ") for f in findings):
+                o.put(right, None)  # it is large, and in each of the calls below another stands for it
+    give_back()
+    findings = [_with_effect(f, contract, args, right, tokens, touched, right_trace.output, part.hidden, evidence.alone,
                              passed.output if len(findings) == 1 and not evidence.unexplained else None) for f in findings]
     # Bytes in the padding that meet zeros change nothing: no fault, but worth a line.
     harmless = [f for f in findings if f.id == "padding-not-zero" and f.effect == 0.0]
@@ -363,19 +371,18 @@ def _meant(findings: tuple[Finding, ...], part: MoELayer) -> MoELayer:
     return part
 
 
-def _convert(plan: Plan, part: MoELayer, experts: list[int]) -> dict[str, Tensor | None]:
-    """The converted operands of `part`, of these experts only; the others are zeros that nobody reads."""
+def _converted(contract: Contract, plan: Plan, part: MoELayer, args: Mapping[str, Any], equal: tuple[str, ...], experts: list[int]) -> dict[str, Tensor | None]:
+    """The right operands of these experts; what a call passes rightly is taken from it. The others are zeros that nobody reads."""
     out: dict[str, Tensor | None] = {}
-    for start in range(0, max(1, len(experts)), _TOGETHER):
-        some = experts[start : start + _TOGETHER]
-        for key, t in plan.convert(part.take(some)).items():
-            if t is None or key not in plan.forms:
-                out[key] = t
-                continue
-            if out.get(key) is None:
-                out[key] = torch.zeros(part.experts, *t.shape[1:], dtype=t.dtype, device=t.device)
-            out[key][some] = t
-    return {**out, **plan.scalars(part)}  # maxima are those of all experts
+    for key, form in plan.forms.items():
+        o = contract.operand(key)
+        if key in equal and form.layout is not None:
+            out[key] = o.payload(o.get(args)).reshape(part.experts, *form.shape)
+        elif logical_shape(part, key) is not None:
+            out[key] = form.apply_to_some(functools.partial(logical_operand, part, key), part.experts, experts)
+        else:
+            out[key] = None
+    return {**out, **plan.scalars(part)}
 
 
 def exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Tensor, gscale: Tensor | None = None) -> Trace:
@@ -389,11 +396,11 @@ def exact(seen: Seen, plan: Plan, part: MoELayer, parallel: Parallel, tokens: Te
     return forward(x, seen.experts[tokens], seen.router[tokens], replace(part, scale=None), parallel=parallel, roundings=EXACT, compute=torch.float64)
 
 
-def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right: Mapping[str, Any], tokens: Tensor, right_output: Tensor,
-                 hidden: int, alone: Mapping[tuple[str, str], Callable[[], Tensor | None]], only: Tensor | None) -> Finding:
+def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right: Mapping[str, Any], tokens: Tensor, touched: list[int], right_output: Tensor,
+                 hidden: int, alone: Mapping[tuple[str, str], Callable[[list[int]], Tensor | None]], only: Tensor | None) -> Finding:
     """How far this finding alone moves the output: the right call with only this finding's operands or parameters as passed.
 
-    alone: what makes those to take for operands that have other faults too; None where that cannot be made, and the effect is not known.
+    touched: the experts that the tokens use. alone: what makes those to take for operands that have other faults too; None where that cannot be made, and the effect is not known.
     only: the emulated output of the call itself, where this is its only finding. Columns of the padding do not count. inf: NaN or inf where the right call has none.
     """
     if f.effect is not None or f.fault in INPUT_FAULTS:  # what comes in wrongly has no right call beside it
@@ -406,7 +413,7 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
     for o in (*contract.operands, *contract.inputs):
         if o.title in struck or o.argument in struck:
             if (f.id, o.key) in alone:
-                value = alone[f.id, o.key]()
+                value = alone[f.id, o.key](touched)
                 if value is None:
                     return f
                 o.put(mixed, o.as_passed(value))
@@ -430,8 +437,9 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
         moved = only
     else:
         try:
-            moved = contract.see(mixed, tokens=tokens).emulate()
+            moved = contract.see(mixed, tokens=tokens, whole=False).emulate()
         except MxdebugError:
             return f  # on its own the kernel would refuse it
+    give_back()
     distance = compare(moved[:, :hidden], right_output[:, :hidden])
     return replace(f, effect=distance.relative_l2 if distance.masks_equal else math.inf)

@@ -130,7 +130,7 @@ def vacuity(plan: LinearPlan, layer: LinearLayer, seen: LinearSeen | None, run: 
             if not x.numel()
             else "all activations are zero, as warm-up calls have them: the output says nothing; operands were compared by bytes"
         )
-    if layer.scales.unique().numel() == 1:
+    if layer.scales.numel() and layer.scales.amin() == layer.scales.amax():
         out.append("all block scales are equal: a misplaced scale could not show")
     if layer.k // 16 == 16:
         out.append("16 scale columns: the 128x4 map is its own inverse there, so that a swizzle and its undoing look alike")

@@ -26,7 +26,7 @@ class OperandEvidence:
     """What looking at the operands gave.
 
     findings    grouped by fault
-    alone       (fault id, operand key) -> what makes the operand with this fault only, where it has several; None: it cannot be made
+    alone       (fault id, operand key) -> what makes the operand with this fault only, where it has several, for some positions; None: it cannot be made
     broken      keys of operands that are not what the recipe makes, explained or not
     unexplained keys of operands whose bytes no reading explains -> what stands there
     foreign     those of them in which no row of the checkpoint was found
@@ -38,7 +38,7 @@ class OperandEvidence:
     """
 
     findings: tuple[Finding, ...]
-    alone: Mapping[tuple[str, str], Callable[[], Tensor | None]]
+    alone: Mapping[tuple[str, str], Callable[[list[int]], Tensor | None]]
     broken: tuple[str, ...]
     unexplained: Mapping[str, str]
     foreign: frozenset[str]
@@ -62,12 +62,11 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
     actual = {o.key: None if t is None else (t if o.key.endswith("bias") else o.payload(t)).reshape(experts, -1)
               for o in contract.operands if o.key in plan.forms for t in (o.get(arguments),)}
     part = source.layer.part(source.parallel)
-    here = slice(source.expected_experts[0], source.expected_experts[-1] + 1)
     equal, broken, missing, unexpected, unread = [], [], [], [], []
     for key, t in actual.items():
-        want = source.logical(key, rank)
-        has, wants = (u is not None and (not key.endswith("bias") or bool(u.any())) for u in (t, want))
-        if want is not None and t is not None and _equal(t, want[here], plan.forms[key]):
+        wants = source.shape(key, rank) is not None and (not key.endswith("bias") or bool(source.logical(key, rank).any()))
+        has = t is not None and (not key.endswith("bias") or bool(t.any()))
+        if t is not None and _equal(t, source, key, plan.forms[key]):
             equal.append(key)
         elif key == "w2_bias" and contract.parallel(arguments).tp_rank != 0:
             unread += [key] if has or wants else []  # vLLM itself fills it with zeros there
@@ -80,7 +79,7 @@ def examine(contract: Contract, plan: Plan, source: Source, arguments: Mapping[s
     even = Source(source.layer, source.parallel, split_evenly) if cuts_block(source.layer, source.parallel) else None
     struck = [k for k in broken if k in CUT_FAULT.strikes] if even else []
     # Where one operand is the even cut byte for byte, all are: one engine cuts all of them alike.
-    cut = struck if any((want := even.logical(k, rank)) is not None and _equal(actual[k], want[here], plan.forms[k]) for k in struck) else []
+    cut = struck if any(_equal(actual[k], even, k, plan.forms[k]) for k in struck) else []
     recovered = {k: recover(k, actual[k], plan.forms[k], even if k in cut else source) for k in broken}
     recovered = {k: replace(r, made_from=CUT_FAULT.id) if r.complete and k in cut else r for k, r in recovered.items()}
     recovered = _prefer_shared({k: r if r.complete else _made_from(r, actual[k], plan, source, even if k in struck and not cut else None)
@@ -154,9 +153,13 @@ def _stands_there(title: str, actual: Tensor, r: Recovered, source: Source) -> t
     return f"{title}: no known change of the checkpoint gives the bytes{which}. In expert {lost[0]}{layout}, " + ", ".join(counts), bool(r.explained or placed or moved)
 
 
-def _equal(t: Tensor, logical: Tensor, form: Form) -> bool:
+def _equal(t: Tensor, source: Source, key: str, form: Form) -> bool:
+    """Whether [E, n] holds the experts that it should, in this form."""
+    rank, wanted = source.parallel.tp_rank, source.expected_experts
+    if source.shape(key, rank) is None or t.shape[0] != len(wanted):
+        return False
     # One expert at a time: a converted layer need not be in memory a second time.
-    return t.shape[0] == logical.shape[0] and all(torch.equal(t[e], form.apply(logical[e:e + 1]).reshape(-1).to(t.dtype)) for e in range(t.shape[0]))
+    return all(torch.equal(row, form.apply(source.logical(key, rank, slice(e, e + 1))).reshape(-1).to(t.dtype)) for row, e in zip(t, wanted))
 
 
 def _same_values(contract: Contract, plan: Plan, part: MoELayer, arguments: Mapping[str, Any], broken: list[str]) -> list[str]:
@@ -183,7 +186,7 @@ def _same_matrix(seen: BlockTensor, want: BlockTensor, expert: int, rows: int, c
 
 
 def _name(contract: Contract, recovered: Mapping[str, Recovered], source: Source,
-          blank: Mapping[str, bool]) -> tuple[list[Finding], dict[tuple[str, str], Callable[[], Tensor | None]], list[str]]:
+          blank: Mapping[str, bool]) -> tuple[list[Finding], dict[tuple[str, str], Callable[[list[int]], Tensor | None]], list[str]]:
     """Turn recovered forms into findings, grouped by fault; operands that share a fault share a finding. blank: operands that are all zeros."""
     struck: dict[str, list[str]] = {}
     notes: dict[str, dict[str, list[str]]] = {}  # fault id -> what was seen -> the operands in which it was seen
@@ -284,15 +287,15 @@ def _words(id: str, keys: list[str], expected: Form, contract: Contract) -> dict
     return {}
 
 
-def _alone(id: str, r: Recovered, source: Source, contract: Contract) -> Tensor | None:
-    """The operand as it would be with this fault only; None where its rows have no named order, or not every expert is explained."""
+def _alone(id: str, r: Recovered, source: Source, contract: Contract, wanted: list[int]) -> Tensor | None:
+    """The operand as it would be with this fault only, at the positions that are wanted; None where its rows have no named order, or not every expert is explained."""
     if not r.complete or r.permutation is not None or r.made_from:
         return None
     slots = {slot: getattr(r.form, slot) for slot in SLOTS if getattr(r.form, slot) != getattr(r.expected, slot)
              and _fault_of(slot, r.form, r.expected, r.key, contract).id == id}
     experts = r.expected_experts if slots or id == "wrong-tp-slice" else r.experts
     rank = r.tp_rank if id == "wrong-tp-slice" else r.expected_tp_rank
-    return replace(r.expected, **slots).apply(source.logical(r.key, rank)[list(experts)])
+    return replace(r.expected, **slots).apply_to_some(lambda some: source.logical(r.key, rank, [experts[i] for i in some]), len(experts), wanted)
 
 
 def _fault_of(slot: str, form: Form, expected: Form, key: str, contract: Contract) -> Fault:

@@ -15,8 +15,9 @@ from torch import Tensor
 from ..errors import MxdebugError
 from ..layouts import (LINEAR, MISTAKEN_128x4, ROW_ORDERS, ROW_SHUFFLES, SCALE_LAYOUTS, SHUFFLED_TWICE, SWIZZLE_128x4, UP_GATE, WEIGHT_LAYOUTS, Composed,
                        Layout, row_hashes)
+from ..memory import give_back
 from ..recipes import (CAST_BY_VALUE, CAST_E4M3_BY_VALUE, CAST_TO_E4M3, E4M3_AS_E8M0, E4M3_FLUSHED, E4M3_ROUNDED_UP, E4M3_SHIFTED, E8M0_AS_E4M3, E8M0_FLUSHED,
-                       E8M0_SHIFTED, PAD_ALL, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, SplitHalves, logical_operands)
+                       E8M0_SHIFTED, PAD_ALL, PAD_END, PAD_HALVES, SWAP_NIBBLES, Form, SplitHalves, logical_operand, logical_rows, logical_shape)
 from ..reference import MoELayer, Parallel
 
 
@@ -56,7 +57,7 @@ class Source:
 
     def __init__(self, layer: MoELayer, parallel: Parallel, cut: Callable[[MoELayer, Parallel], MoELayer] = MoELayer.part) -> None:
         self.layer, self.parallel, self.even = layer, parallel, cut is not MoELayer.part
-        self._part = functools.cache(lambda rank: logical_operands(cut(layer, Parallel(parallel.tp_size, rank))))
+        self._part = functools.cache(lambda rank: cut(layer, Parallel(parallel.tp_size, rank)))
         self._keys = functools.cache(self._row_keys)
         self.few_keys = functools.cache(self._few_keys)
         self._all_keys = functools.cache(lambda *which: torch.stack([self._keys(*which, e) for e in range(layer.experts)]))
@@ -72,9 +73,13 @@ class Source:
         share = blocks / size if self.even else -(-blocks // size)
         return sorted((r for r in range(size) if r * share < blocks), key=lambda r: r != self.parallel.tp_rank)
 
-    def logical(self, key: str, rank: int) -> Tensor | None:
-        """[E, rows, columns] or [E, rows] of the whole layer's experts, cut for one rank."""
-        return self._part(rank)[key]
+    def logical(self, key: str, rank: int, experts: slice | list[int] = slice(None)) -> Tensor | None:
+        """[E, rows, columns] or [E, rows] of the whole layer's experts, or of some of them, cut for one rank. Ask for few: they may be copied."""
+        return logical_operand(self._part(rank), key, experts)
+
+    def shape(self, key: str, rank: int) -> tuple[int, ...] | None:
+        """One expert's in `logical`; None where the checkpoint has no such operand."""
+        return logical_shape(self._part(rank), key)
 
     def keys(self, key: str, rank: int, values: object, expert: int) -> Tensor:
         """int64 [rows]: a key of each logical row of one expert, after a change of values."""
@@ -86,13 +91,13 @@ class Source:
 
     def _few_keys(self, key: str, rank: int, values: object) -> Tensor:
         """int64 [E, up to 8]: keys of a few rows, spread over each expert."""
-        t = self.logical(key, rank)
-        t = t[:, torch.linspace(0, t.shape[1] - 1, min(8, t.shape[1])).long()]
+        rows = self.shape(key, rank)[0]
+        t = logical_rows(self._part(rank), key, torch.linspace(0, rows - 1, min(8, rows)).long())
         return row_keys(t if values is None else values.apply(t))
 
     def _row_keys(self, key: str, rank: int, values: object, expert: int) -> Tensor:
-        t = self.logical(key, rank)[expert]
-        return row_keys(t if values is None else values.apply(t[None])[0])
+        t = self.logical(key, rank, slice(expert, expert + 1))
+        return row_keys((t if values is None else values.apply(t))[0])
 
 
 def row_keys(t: Tensor) -> Tensor:
@@ -123,7 +128,9 @@ def recover(key: str, actual: Tensor, expected: Form, source: Source) -> Recover
         if best and best.complete:
             break
     best = _confirmed(seen, best, source) if best else base
-    return best if best.complete else _strided(seen, best, source) or best
+    best = best if best.complete else _strided(seen, best, source) or best
+    give_back()
+    return best
 
 
 def _strided(seen: _Seen, r: Recovered, source: Source) -> Recovered | None:
@@ -133,7 +140,7 @@ def _strided(seen: _Seen, r: Recovered, source: Source) -> Recovered | None:
     for form in (r.form, *r.alternatives):
         form = replace(form, padding=PAD_ALL)
         try:
-            want = form.apply(source.logical(seen.key, r.tp_rank)[list(r.expected_experts)])
+            want = form.apply(source.logical(seen.key, r.tp_rank, list(r.expected_experts)))
         except MxdebugError:
             continue
         if want.shape[0] == len(seen.flat) and torch.equal(want.reshape(len(want), -1), seen.flat):
@@ -146,10 +153,10 @@ def _confirmed(seen: _Seen, r: Recovered, source: Source) -> Recovered:
     if r.permutation is not None:
         return r
     rows = r.form.row_indices()
-    data, logical = rows >= 0, source.logical(seen.key, r.tp_rank)
+    data = rows >= 0
 
     def same(position: int, expert: int) -> bool:
-        want = r.form.apply(logical[expert: expert + 1]).reshape(-1).to(seen.flat.dtype)
+        want = r.form.apply(source.logical(seen.key, r.tp_rank, slice(expert, expert + 1))).reshape(-1).to(seen.flat.dtype)
         if torch.equal(want, seen.flat[position]):
             return True
         if r.form.layout is None:
@@ -263,7 +270,7 @@ def _readings(seen: _Seen, expected: Form, source: Source, sample: int) -> Itera
     wanted = source.expected_experts[sample] if sample < len(source.expected_experts) else 0
     indices = {}
     fewest = None
-    ranks = [r for r in source.ranks() if (t := source.logical(seen.key, r)) is not None and _cut_fits(t, expected)]
+    ranks = [r for r in source.ranks() if _cut_fits(source.shape(seen.key, r), expected)]
     options = _options(seen, expected, source)
 
     def present(layout: Any, values: Any) -> list[int]:
@@ -296,8 +303,8 @@ def _present(seen: _Seen, layout: Any, values: Any, rank: int, source: Source, p
     return seen.present[which]
 
 
-def _cut_fits(logical: Tensor, form: Form) -> bool:
-    return tuple(logical.shape[1:]) == ((form.halves * form.rows,) if form.columns is None else (form.halves * form.rows, form.columns))
+def _cut_fits(logical: tuple[int, ...] | None, form: Form) -> bool:
+    return logical == ((form.halves * form.rows,) if form.columns is None else (form.halves * form.rows, form.columns))
 
 
 def _which_expert(seen: _Seen, form: Form, rank: int, rows: Tensor, source: Source, position: int, first: int) -> int | None:
@@ -331,7 +338,7 @@ def _unnamed_orders(seen: _Seen, expected: Form, source: Source, sample: int) ->
     if len(wanted) != seen.flat.shape[0]:
         return
     for layout, rank in product(seen.layouts(), source.ranks()):
-        if not _cut_fits(source.logical(seen.key, rank), expected):
+        if not _cut_fits(source.shape(seen.key, rank), expected):
             continue
         # Short scale rows repeat within an expert, hardly ever in all experts at once: one key from all of them.
         found = _joint([seen.keys(layout, expected.columns, p) for p in range(len(wanted))])

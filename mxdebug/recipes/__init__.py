@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import MxdebugError
 from . import marlin, vllm
-from .plan import Plan, logical_operands
+from .plan import Plan, logical_operand, logical_operands, logical_rows, logical_shape
 from .recipe import Recipe
 from .form import PAD_ALL, PAD_END, PAD_HALVES, Form
 from .stages import Experts, Lay, PadAll, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype
@@ -38,5 +38,5 @@ def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
 
 __all__ = ["CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "CAST_TO_E4M3", "E4M3_AS_E8M0", "E4M3_FLUSHED", "E4M3_ROUNDED_UP", "E4M3_SHIFTED", "E8M0_AS_E4M3",
            "E8M0_FLUSHED", "E8M0_SHIFTED", "PAD_ALL", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadAll", "PadEnd",
-           "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "check_engine", "logical_operands", "marlin",
+           "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "check_engine", "logical_operand", "logical_operands", "logical_rows", "logical_shape", "marlin",
            "recipe"]

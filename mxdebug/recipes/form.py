@@ -6,6 +6,7 @@ slot filled otherwise; a diagnosis recovers the slots from bytes and compares.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from ..layouts import Composed, Layout, RowOrder, RowShuffle
 from .stages import Experts, Lay, PadAll, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype
 from .values import SplitHalves, Values
+
+_TOGETHER = 4  # experts
 
 PAD_HALVES, PAD_END, PAD_ALL = "each half on its own", "once at the end", "once, behind the last expert"
 
@@ -94,6 +97,21 @@ class Form:
         for stage in self.stages:
             t = stage.apply(t)
         return t
+
+    def apply_to_some(self, logical: Callable[[list[int]], Tensor], experts: int, wanted: list[int]) -> Tensor:
+        """As `apply`, of the experts at these positions, at least one; the others are zeros that nobody should read.
+
+        logical: the operand of the experts at some positions. They are asked for a few at a time, since each stage makes them anew.
+        """
+        if self.padding == PAD_ALL or self.experts:  # not each on its own
+            return self.apply(logical(list(range(experts))))
+        out = None
+        for start in range(0, len(wanted), _TOGETHER):
+            some = wanted[start : start + _TOGETHER]
+            made = self.apply(logical(some))
+            out = made.new_zeros(experts, *made.shape[1:]) if out is None else out
+            out[some] = made
+        return out
 
     def undo(self, t: Tensor) -> Tensor:
         """The inverse of `apply`, up to stages that lose something."""

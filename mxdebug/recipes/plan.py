@@ -19,18 +19,39 @@ from .form import Form
 from .stages import ToDtype
 
 
+OPERANDS: dict[str, Callable[[MoELayer], tuple[Tensor | None, Tensor | None]]] = {
+    "w13": lambda layer: (layer.gate and layer.gate.payload, layer.up.payload), "w13_scale": lambda layer: (layer.gate and layer.gate.scales, layer.up.scales),
+    "w13_bias": lambda layer: (layer.gate_bias, layer.up_bias),
+    "w2": lambda layer: (None, layer.down.payload), "w2_scale": lambda layer: (None, layer.down.scales), "w2_bias": lambda layer: (None, layer.down_bias),
+}
+"""What each operand is made of: (the rows of gate, if there are any; the other rows)."""
+
+
+def logical_operand(layer: MoELayer, key: str, experts: slice | list[int] = slice(None)) -> Tensor | None:
+    """An operand of some experts before any stage: w13 rows are gate, then up. A copy where there are both, else a view if experts is a slice."""
+    gate, up = OPERANDS[key](layer)
+    if gate is None or up is None:
+        return None if up is None else up[experts]
+    return torch.cat([gate[experts], up[experts]], dim=1)
+
+
+def logical_shape(layer: MoELayer, key: str) -> tuple[int, ...] | None:
+    """(rows, columns), or (rows,) of a bias: one expert's; None where the layer has no such operand."""
+    gate, up = OPERANDS[key](layer)
+    return None if up is None else (up.shape[1] + (0 if gate is None else gate.shape[1]), *up.shape[2:])
+
+
+def logical_rows(layer: MoELayer, key: str, rows: Tensor) -> Tensor:
+    """Some rows, int64 in rising order, of every expert."""
+    gate, up = OPERANDS[key](layer)
+    first = 0 if gate is None else gate.shape[1]
+    own = up[:, rows[rows >= first] - first]
+    return own if gate is None else torch.cat([gate[:, rows[rows < first]], own], dim=1)
+
+
 def logical_operands(layer: MoELayer) -> dict[str, Tensor | None]:
-    """The operands of a layer before any stage: w13 rows are gate, then up."""
-
-    def both(gate: Tensor | None, up: Tensor | None) -> Tensor | None:
-        return up if gate is None or up is None else torch.cat([gate, up], dim=1)
-
-    g = layer.gate
-    return {
-        "w13": both(g and g.payload, layer.up.payload), "w13_scale": both(g and g.scales, layer.up.scales),
-        "w13_bias": both(layer.gate_bias, layer.up_bias),
-        "w2": layer.down.payload, "w2_scale": layer.down.scales, "w2_bias": layer.down_bias,
-    }
+    """All operands of a layer before any stage."""
+    return {key: logical_operand(layer, key) for key in OPERANDS}
 
 
 @dataclass(frozen=True)
