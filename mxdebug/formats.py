@@ -24,8 +24,15 @@ E2M1_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 """Between neighbours of E2M1's magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
 
 
+class _Named:
+    """What this module defines is pickled as its name: in another process, too, `is` says which format it is."""
+
+    def __reduce_ex__(self, protocol: int) -> str | tuple:
+        return next((name for name, value in globals().items() if value is self), None) or super().__reduce_ex__(protocol)
+
+
 @dataclass(frozen=True)
-class ElementCodec:
+class ElementCodec(_Named):
     """A sign-exponent-mantissa element type; every number below follows from these fields.
 
     `max` is the largest finite value, `emax` the exponent of its binade. Codes have the sign in the top bit.
@@ -57,15 +64,20 @@ class ElementCodec:
         if self.bits == 4:
             if torch.isnan(x).any():
                 raise MxdebugError("values", "finite numbers", "NaN", f"{self.name} has no code for NaN")
-            # At a tie the even code wins, so every second midpoint is exclusive.
             code = torch.zeros_like(x, dtype=torch.uint8)
-            for upper, midpoint in enumerate(E2M1_MIDPOINTS, start=1):
-                code += (magnitude >= midpoint) if upper % 2 == 0 else (magnitude > midpoint)
+            for upper in range(1, 8):
+                code += _reaches(magnitude, upper)
             return code | (torch.signbit(x).to(torch.uint8) << 3)
         dtype = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}[self.name]
         code = magnitude.clamp(max=self.max).to(dtype).view(torch.uint8)
         code = torch.where(torch.isnan(x), torch.full_like(code, 0x7F), code)
         return code | (torch.signbit(x).to(torch.uint8) << 7)
+
+
+def _reaches(magnitude: Tensor, code: int) -> Tensor:
+    """Whether magnitudes round to this code of E2M1, 1 to 7, or a larger one: at a tie the even code wins."""
+    midpoint = E2M1_MIDPOINTS[code - 1]
+    return magnitude >= midpoint if code % 2 == 0 else magnitude > midpoint
 
 
 @functools.cache
@@ -90,7 +102,7 @@ E5M2 = ElementCodec("E5M2", bits=8, exponent_bits=5, mantissa_bits=2, bias=15, m
 
 
 @dataclass(frozen=True)
-class ScaleCodec:
+class ScaleCodec(_Named):
     """How one scale byte is read as a number: `table()` is float32 [256]. `source` says who reads it so."""
 
     name: str
@@ -156,7 +168,7 @@ def recode_e4m3_to_s0e5m3_marlin(scales: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BlockFormat:
+class BlockFormat(_Named):
     """`block` elements along the last axis share one block scale; `outer` says that a float32 global scale multiplies all."""
 
     name: str
@@ -404,7 +416,7 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
     outer = None if global_scale is None else global_scale.double().reshape(*global_scale.shape, *[1] * (amax.dim() - global_scale.dim()))
     scales = block_scales(amax, fmt, rule, outer)
     by = block_divisors(scales, fmt, outer)[..., None]
-    codes = _codes(blocks, by, fmt).flatten(-2)
+    codes = fmt.element.encode(_quotients(blocks, by)).flatten(-2)
     return BlockTensor(pack_fp4(codes) if fmt.packed else codes, scales, fmt, global_scale)
 
 
@@ -423,9 +435,9 @@ def block_divisors(scales: Tensor, fmt: BlockFormat, outer: Tensor | None) -> Te
     return torch.where(scales == 255, 0.0, power) if fmt.packed else power  # such a block reads as NaN through its scale
 
 
-def _codes(values: Tensor, by: Tensor, fmt: BlockFormat) -> Tensor:
-    """uint8: of float64 values under these divisors, which broadcast."""
-    return fmt.element.encode(torch.where(by == 0, 0.0, values / torch.where(by == 0, 1.0, by)).float())
+def _quotients(values: Tensor, by: Tensor) -> Tensor:
+    """float32: what is rounded to codes, of float64 values and divisors that broadcast; 0 where the divisor is."""
+    return torch.where(by == 0, 0.0, values / torch.where(by == 0, 1.0, by)).float()
 
 
 def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: Tensor | None) -> BlockTensor | None:
@@ -454,7 +466,11 @@ def _table_of(fmt: BlockFormat, rule: str | None, outer: Tensor | None, device: 
     if not fmt.packed:
         return *found, (1 / by).float()  # powers of two
     by = by.nan_to_num(0).clamp(min=0)[..., None]  # no block has the byte that is NaN, nor one of another sign than its global scale
-    return *found, fast.least_with(lambda x: _codes(x.double(), by, fmt), by * torch.tensor(E2M1_MIDPOINTS, device=device), dtype)
+
+    def reaches(x: Tensor) -> Tensor:
+        return torch.stack([_reaches(q, code) for code, q in enumerate(_quotients(x.double(), by).unbind(-1), start=1)], -1)
+
+    return *found, fast.least_with(reaches, by * torch.tensor(E2M1_MIDPOINTS, device=device), dtype)
 
 
 @functools.cache

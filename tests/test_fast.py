@@ -16,9 +16,10 @@ from torch import Tensor
 
 from mxdebug import MxdebugError, fast, formats, reference
 from mxdebug.block_gemm import FEW, block_gemm
-from mxdebug.formats import (E4M3_SCALE, E8M0, E8M0_SM90, EXPONENT_RULES, FORMATS, MXFP4, MXFP8, NVFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor, quantise,
+from mxdebug.formats import (E2M1, E4M3_SCALE, E8M0, E8M0_SM90, EXPONENT_RULES, FORMATS, MXFP4, MXFP8, NVFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor, quantise,
                              quantise_fast)
 from mxdebug.layouts import LAYOUTS, MISTAKEN_128x4
+from mxdebug.layouts.layout import _blocks
 from mxdebug.scan import measure
 
 numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
@@ -124,7 +125,8 @@ def test_steps_are_those_that_halving_finds(g: float | None, dtype: torch.dtype)
     low, high = torch.zeros(1, 256, 7, dtype=torch.int64), torch.full((1, 256, 7), (0x7F800000 >> shift) + 1)
     for _ in range(32):
         middle = torch.where(high - low > 1, (low + high) // 2, high)
-        enough = formats._codes(torch.where(middle < high, middle << shift, 0).int().view(torch.float32).double(), by, fmt) >= torch.arange(1, 8)
+        values = torch.where(middle < high, middle << shift, 0).int().view(torch.float32)
+        enough = E2M1.encode(formats._quotients(values.double(), by)) >= torch.arange(1, 8)
         low, high = torch.where(enough | (middle == high), low, middle), torch.where(enough, middle, high)
     assert torch.equal(found[2], torch.where(high > 0x7F800000 >> shift, -1, high).int())
 
@@ -201,7 +203,7 @@ def test_dequantise_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @numba
 @pytest.mark.parametrize("layout", [*LAYOUTS.values(), MISTAKEN_128x4], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("shape", [(4, 384, 160), (2, 2, 192, 352), (1, 256, 96), (100, 6)])
+@pytest.mark.parametrize("shape", [(4, 384, 160), (2, 2, 192, 352), (1, 256, 96), (100, 6), (3, 128, 2400), (2, 64, 8)])
 def test_layouts(monkeypatch: pytest.MonkeyPatch, layout, shape: tuple[int, ...]) -> None:
     logical = drawn(*shape)
     try:
@@ -214,19 +216,29 @@ def test_layouts(monkeypatch: pytest.MonkeyPatch, layout, shape: tuple[int, ...]
     assert torch.equal(got, want) and torch.equal(got, logical)
 
 
+def test_which_layout_moves_in_blocks() -> None:
+    """Otherwise the kernel for them is compared with nothing."""
+    assert [layout.name for layout in LAYOUTS.values() if _blocks(layout, 128, 2400) is not None] == ["SM12x weight tiles"]
+    blocks = _blocks(LAYOUTS["SM12x weight tiles"], 128, 2400)
+    assert blocks is not None and [t.shape[1] for t in (blocks.outer, blocks.far, blocks.near)] == [4, 150, 16]
+
+
 @numba
 @pytest.mark.parametrize("rows, columns", [(7, 8), (64, 1928), (1000, 160)])
 def test_counts(rows: int, columns: int) -> None:
-    from mxdebug.fast import cpu
+    from mxdebug.fast import cpu_statistics as cpu
 
     payload, scale = drawn(rows, columns).numpy(), drawn(rows, columns // 8, seed=1).numpy() % 3
     payload[1], payload[2, :8], scale[2, 0], payload[3, :16], scale[3, 0] = 0x80, 0x88, 0, 0, 0
-    flat = torch.from_numpy(payload).flatten()
+    flat = payload.reshape(-1)
     for packed, count in ((True, cpu.count_codes), (False, cpu.count_bytes)):
-        assert np.array_equal(count(flat.numpy()), measure._count_payload(flat, packed, None))
+        assert np.array_equal(count(flat), measure._count_payload(flat, packed, None))
         task = measure.Task("w", 1, None, None, rows, packed, 8, True)
         assert measure._zeros(payload, scale, task, cpu) == measure._zeros(payload, scale, task, None)
         assert measure._zeros(payload, None, task, cpu) == measure._zeros(payload, None, task, None)
+    for some in (flat[:13], flat[:0], np.full(1 << 18, 0xFF, dtype=np.uint8)):  # any number of bytes; and all of one kind
+        assert np.array_equal(cpu.count_bytes(some), measure._count(some, None))
+    assert cpu.count_codes(some).tolist() == [0] * 15 + [1 << 19]
 
 
 @pytest.mark.parametrize("state", ["None", "types.ModuleType('numba')"], ids=["absent", "broken"])

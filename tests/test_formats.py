@@ -6,9 +6,11 @@ Where libraries differ from each other, a test says which one we follow.
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +27,17 @@ from mxdebug.formats import (E2M1, E4M3, E4M3_SCALE, E5M2, E8M0, E8M0_SM90, EXPO
 
 ELEMENTS = (E2M1, E4M3, E5M2)
 ML_DTYPE = {"E2M1": "float4_e2m1fn", "E4M3": "float8_e4m3fn", "E5M2": "float8_e5m2"}
+
+
+@pytest.mark.parametrize("known", [*FORMATS.values(), E2M1, E4M3_SCALE, S0E5M3_MARLIN], ids=lambda v: v.name)
+def test_another_process_gets_the_same_format(known: object) -> None:
+    """What asks `is NVFP4` must be answered alike for a layer that was sent to a worker."""
+    assert pickle.loads(pickle.dumps(known)) is known and copy.deepcopy(known) is known
+
+
+def test_a_format_of_ones_own_is_pickled_whole() -> None:
+    own = replace(NVFP4, block=32)
+    assert pickle.loads(pickle.dumps(own)) == own != NVFP4
 
 
 @pytest.fixture(scope="module")

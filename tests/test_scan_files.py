@@ -5,7 +5,10 @@ from __future__ import annotations
 import html.parser
 import json
 import os
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,14 @@ from click.testing import CliRunner
 from making_scan import CT_MXFP4, CT_MXFP8, EXPERT, GPT_OSS, KINDS, MODELOPT, MODELOPT_MXFP8, QUARK, config, save, tensors
 from safetensors.torch import save_file
 
+from mxdebug import fast
 from mxdebug.cli import main
 from mxdebug.errors import MxdebugError
 from mxdebug.scan import Report, load_index, scan, to_html, to_json
 from mxdebug.scan import run as running
-from mxdebug.scan.ahead import Ahead
 from mxdebug.scan.folder import INDEX
 from mxdebug.scan.patterns import Patterns
+from mxdebug.scan.pieces import Pieces
 
 SHARD = "model-00002-of-00003.safetensors"
 
@@ -203,14 +207,49 @@ def test_where_nothing_can_be_scanned(tmp_path: Path, what: str) -> None:
 # -- processes and the state file -------------------------------------------------------------------------------------------------
 
 
-def test_several_processes_find_the_same(sharded: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(running, "_BATCH", 1 << 18)
-    monkeypatch.setattr(running, "_WORTH", 1 << 18)
+@pytest.fixture
+def in_processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Scans of small batches for which processes pay; a number for each time that they were started."""
+    for name, value in (("_BATCH", 1 << 18), ("_WORTH", 1 << 18), ("_THREADS", 1)):
+        monkeypatch.setattr(running, name, value)
     contexts, context = [], running._context
     monkeypatch.setattr(running, "_context", lambda: contexts.append(1) or context())
+    return contexts
+
+
+def dies(folder: str, tasks: list[Any]) -> None:
+    os._exit(1)
+
+
+def test_several_processes_find_the_same(sharded: Path, in_processes: list[int], tmp_path: Path) -> None:
     one, two = (json.loads(to_json(scan(sharded, payload=True, processes=n, index=tmp_path / f"{n}"))) for n in (1, 2))
-    assert contexts == [1]  # two processes were started once
+    assert in_processes == [1]  # two processes were started once
     assert one == two and (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+
+
+def test_a_process_that_ends_by_itself_is_said(sharded: Path, in_processes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "measure", dies)
+    with pytest.raises(MxdebugError, match="processes that end by themselves"):
+        scan(sharded, payload=True, processes=2)
+
+
+def test_several_threads_find_the_same(sharded: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With numba too, if it is there; and torch has as many threads as before, in this one and in those to come."""
+    monkeypatch.setattr(running, "_BATCH", 1 << 18)
+    measure, names = running.measure, set()
+    monkeypatch.setattr(running, "measure", lambda *a: names.add(threading.current_thread().name) or time.sleep(0.01) or measure(*a))
+    reports, before = [], torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for n, worth in ((1, 1 << 62), (3, 1 << 62), (3, 0)):
+            monkeypatch.setattr(fast, "WORTH", worth)
+            reports.append(to_json(scan(sharded, payload=True, processes=n, index=tmp_path / f"{len(reports)}")))
+            with ThreadPoolExecutor(1) as pool:
+                assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (3, 3)
+    finally:
+        torch.set_num_threads(before)
+    assert len(names) == 3 and len(set(reports)) == 1  # two threads, then three of the same names
+    assert len({(tmp_path / f"{i}").read_bytes() for i in range(3)}) == 1
 
 
 def test_an_interrupted_scan_goes_on(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +263,7 @@ def test_an_interrupted_scan_goes_on(sharded: Path, tmp_path: Path, monkeypatch:
         return measure(folder, tasks)
 
     monkeypatch.setattr(running, "measure", stops)
+    monkeypatch.setattr(running, "_THREADS", 1)
     with pytest.raises(KeyboardInterrupt):
         scan(sharded, payload=True, resume=state)
     done = sum(calls[:3])
@@ -234,6 +274,21 @@ def test_an_interrupted_scan_goes_on(sharded: Path, tmp_path: Path, monkeypatch:
     want = json.loads(to_json(scan(sharded, payload=True)))
     assert json.loads(to_json(report)) | {"resumed": 0} == want
     assert scan(sharded, payload=True, resume=state).resumed == 32  # all: 2 layers of 4 x 3 experts' and 4 attention weights
+
+
+def test_an_interruption_leaves_what_has_not_begun(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_BATCH", 1)
+    calls = []
+
+    def stops(folder, tasks):
+        calls.append(tasks)
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "measure", stops)
+    with pytest.raises(KeyboardInterrupt):
+        scan(sharded, payload=True, processes=2)
+    assert len(calls) < 32
 
 
 def test_a_changed_shard_is_read_again(sharded: Path, tmp_path: Path) -> None:
@@ -534,18 +589,17 @@ def test_an_empty_expert_was_not_cast(tmp_path: Path, payload: bool) -> None:
     assert found(scan(changed(tmp_path / "cast", QUARK, cast), payload=payload), "scale-cast")
 
 
-def test_reading_that_breaks_off_ends_the_scan(tmp_path: Path) -> None:
+def test_pieces_are_read_into_the_same_memory(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345678")
-
-    def reads() -> Iterator[tuple[int, tuple[str, int, int]]]:
-        yield 0, ("a", 0, 4)
-        raise ZeroDivisionError("no rows")
-
-    with Ahead(tmp_path, reads(), 8) as ahead:
-        assert bytes(ahead.next(0).numpy()) == b"1234"
-        for key in (0, 1):
-            with pytest.raises(ZeroDivisionError):
-                ahead.next(key)
+    with Pieces(tmp_path, 4) as pieces:
+        first, second = pieces.read("scale", "a", 0, 4), pieces.read("payload", "a", 4, 4)
+        assert (bytes(first), bytes(second)) == (b"1234", b"5678")
+        assert bytes(pieces.read("scale", "a", 2, 2)) == b"34" and bytes(first) == b"3434" and bytes(second) == b"5678"
+        assert bytes(pieces.read("scale", "a", 0, 8)) == b"12345678"  # longer than most
+        with pytest.raises(ValueError, match="a ends at byte 8"):
+            pieces.read("scale", "a", 4, 8)
+        with pytest.raises(MxdebugError, match="no such file"):
+            pieces.read("scale", "b", 0, 1)
 
 
 def test_an_index_without_files_is_named(tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ def on_cpu(*tensors: Tensor) -> ModuleType | None:
     """The module of numba kernels where it can work on these tensors: contiguous ones on the CPU, the first of at least WORTH bytes."""
     if any(t.device.type != "cpu" or not t.is_contiguous() for t in tensors):
         return None
-    return for_bytes(tensors[0].nbytes)
+    return _cpu() if tensors[0].nbytes >= WORTH else None
 
 
-def for_bytes(size: int) -> ModuleType | None:
-    """The module of numba kernels, where there is work on so many bytes."""
-    return _cpu() if size >= WORTH else None
+def to_count(size: int) -> ModuleType | None:
+    """The module of numba kernels that count bytes, where there are so many."""
+    return _statistics() if size >= WORTH else None
 
 
 def on_gpu(*tensors: Tensor) -> ModuleType | None:
@@ -51,6 +51,11 @@ def on_gpu(*tensors: Tensor) -> ModuleType | None:
 @functools.cache
 def _cpu() -> ModuleType | None:
     return _module("cpu", "numba")
+
+
+@functools.cache
+def _statistics() -> ModuleType | None:
+    return _module("cpu_statistics", "numba")
 
 
 @functools.cache

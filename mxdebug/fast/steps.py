@@ -43,18 +43,18 @@ def step_table(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: to
     return first, at.scatter(1, bins, torch.where(steps == 1, high, _NEVER))
 
 
-def least_with(codes: Callable[[Tensor], Tensor], near: Tensor, dtype: torch.dtype) -> Tensor:
-    """int32 [parts, 256, n]: the bits of the least bfloat16, or float32, magnitude up to inf that has the codes 1 to n, or larger ones; -1 where none has.
+def least_with(reaches: Callable[[Tensor], Tensor], near: Tensor, dtype: torch.dtype) -> Tensor:
+    """int32 [parts, 256, n]: the bits of the least bfloat16, or float32, magnitude up to inf that reaches the codes 1 to n; -1 where none does.
 
-    codes: float32 [parts, 256, n] -> codes of them, under each scale byte; they never fall. near: float64, where the steps are but for roundings of x to dtype
-    and of codes' quotient to float32; 0 where there is none.
+    reaches: float32 [parts, 256, n] -> whether they do, under each scale byte; all larger ones do, too. near: float64, where the steps are but for roundings to
+    dtype, and of the quotient to float32; 0 where there is none.
     """
     shift = 16 if dtype == torch.bfloat16 else 0
-    wanted, inf = torch.arange(1, near.shape[-1] + 1, device=near.device), _INF >> shift
+    inf = _INF >> shift
     about = near.float().view(torch.int32) >> shift  # below it, or equal
-    low, high = (about - 2).clamp(min=0), (about + 2).clamp(max=inf + 1)  # the first has a lower code, the last the wanted one, or is no number
+    low, high = (about - 2).clamp(min=0), (about + 2).clamp(max=inf + 1)  # the first does not reach it, the last does, or is no number
     for _ in range(2):
         middle = low + (high - low) // 2  # the sum is too large
-        enough = codes((middle << shift).view(torch.float32)) >= wanted
+        enough = reaches((middle << shift).view(torch.float32))
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return torch.where((high > inf) | (near == 0), -1, high).int()

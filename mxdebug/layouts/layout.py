@@ -117,7 +117,8 @@ class Layout:
         if compiled is not None and self.bits and self.compiled:
             return getattr(compiled, self.compiled)(flat, pc, back)
         if compiled is not None and not self.bits:
-            return compiled.move(flat, _origins(self, pr, pc, back))
+            blocks = _blocks(self, pr, pc)
+            return compiled.transpose(flat, blocks, back) if blocks is not None else compiled.move(flat, _origins(self, pr, pc, back))
         maps = _places(self, pr, pc, str(flat.device))
         if self.bits and back:
             flat = _permute_bits(flat, _inverse(self.bits))
@@ -285,6 +286,54 @@ def _units(layout: Layout, rows: int, cols: int, back: bool) -> tuple[list[int],
         written.append(last)
         sizes, strides = {**sizes, last: together // unit}, {**strides, last: unit}
     return [sizes[a] for a in written], [strides[a] // unit for a in written], unit
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A move of single bytes as one of words: a block of 32 physical bytes is eight bytes of each of four logical rows, which are eight
+    words of four bytes, transposed to four of eight.
+
+    A block is at the sum of an entry of `outer`, one of `far` and one of `near`, int64 [2, n]: in words of eight logical bytes, and in
+    blocks of physical ones. The words of `far` follow each other in their row, and `near` runs along the physical blocks: a tile of both
+    is compact on either side.
+    """
+
+    outer: np.ndarray
+    far: np.ndarray
+    near: np.ndarray
+    rows: np.ndarray  # int64 [4]: where, from there, the eight bytes of each row are
+
+
+NEAR, FAR = 16, 256  # at most so many
+
+
+@functools.lru_cache(maxsize=32)
+def _blocks(layout: Layout, rows: int, cols: int) -> Blocks | None:
+    """None where the layout is no such move."""
+    sizes = layout._all_sizes(rows, cols)
+    logical, physical = [*layout._axes[0], *layout._axes[1]], layout._axes[2]
+    strides = {a: np.array([math.prod(sizes[b] for b in order[order.index(a) + 1:]) for order in (logical, physical)]) for a in logical}
+    axes = {a: (sizes[a], strides[a]) for a in logical}
+    block = _taken(axes, physical, 32)[0]
+    first, word, byte = block[:8:2], np.arange(8), np.arange(4)[:, None]
+    if len(block) < 32 or not np.array_equal(block, (first[word // 2] + word % 2 * 4 + byte).ravel()):
+        return None
+    far = _taken(axes, [a for a in logical if axes[a][1][0] == 8], FAR)
+    near, outer = _taken(axes, physical, NEAR), _taken(axes, logical, rows * cols)
+    return Blocks(*(offsets // [[8], [32]] for offsets in (outer, far, near)), first // 8)
+
+
+def _taken(axes: dict[str, tuple[int, np.ndarray]], order: list[str], most: int) -> np.ndarray:
+    """int64 [2, n], n <= most: the offsets of the fastest entries of axes (size, strides) in an order; `axes` keeps the rest."""
+    out = np.zeros((2, 1), dtype=np.int64)
+    for a in reversed(order):
+        n, stride = axes[a]
+        part = next(k for k in range(min(n, most // out.shape[1]), 0, -1) if n % k == 0)
+        out = (stride[:, None, None] * np.arange(part)[:, None] + out[:, None]).reshape(2, -1)
+        axes[a] = n // part, stride * part
+        if part < n:
+            break
+    return out
 
 
 UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # bytes that stay together -> the dtype that moves them

@@ -1,11 +1,11 @@
-"""Read the bytes of weights in pieces, and count. Runs in worker processes; what it returns is small.
+"""Read the bytes of weights in pieces, and count. Runs in worker threads and processes; what it returns is small.
 
-A piece is at most CHUNK bytes, so a process needs the same memory for every checkpoint.
+A piece is at most CHUNK bytes or one row, so a worker needs the same memory for every checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,15 +13,17 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .. import fast
 from ..layouts import row_hashes
-from .ahead import Ahead, Read
 from .codes import ZERO
+from .pieces import Pieces
 
-CHUNK = 1 << 22
-"""Bytes that are read at once: few enough to be counted before they leave the last cache. Row hashes need another eight times as much for a moment."""
+CHUNK = 1 << 21
+"""Bytes that are read at once: few enough to be counted before they leave the cache, so many that Python takes little of the time. Row
+hashes need another eight times as much for a moment."""
+LONGEST = 1 << 22
+"""Bytes of the longest row of payload that is read."""
 MOST_ROWS = 64
 """Row hashes that the index keeps of each expert's projection and each linear module."""
 _NONZERO = {True: 0x7777777777777777, False: 0x7F7F7F7F7F7F7F7F}  # all bits of an element but its sign, packed and not
@@ -107,23 +109,15 @@ class Measured:
 
 def measure(folder: str, tasks: list[Task]) -> list[Measured]:
     """Measure weights of files in `folder`, each opened once. What cannot be read has `failed` set."""
-    compiled = fast.for_bytes(sum(t.payload.size for t in tasks if t.payload is not None))  # scales alone do not pay for loading numba
+    compiled = fast.to_count(sum(t.payload.size for t in tasks if t.payload is not None))  # scales alone do not pay for loading numba
     out = []
-    with Ahead(Path(folder), ((key, read) for key, task in enumerate(tasks) for read in _reads(task)), CHUNK) as ahead:
-        for key, task in enumerate(tasks):
+    with Pieces(Path(folder), CHUNK) as pieces:
+        for task in tasks:
             try:
-                out.append(_one(lambda: ahead.next(key), task, compiled))  # noqa: B023  used up before the next turn
+                out.append(_one(pieces, task, compiled))
             except (OSError, ValueError) as error:  # a file that was cut or removed since its header was read
                 out.append(Measured(task.key, failed=str(error)[:200]))
     return out
-
-
-def _reads(task: Task) -> Iterator[Read]:
-    """What is read of a task, in the order in which `_one` takes it: numbers, then scales and payload of the same rows."""
-    yield from ((piece.file, piece.start, 4) for _, piece in task.numbers)
-    for expert in range(task.experts):
-        for scale, payload in _parts(task, expert):
-            yield from ((piece.file, piece.start + at, n) for piece, (at, n) in ((task.scale, scale), (task.payload, payload)) if piece is not None)
 
 
 def _parts(task: Task, expert: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -138,26 +132,27 @@ def _parts(task: Task, expert: int) -> Iterator[tuple[tuple[int, int], tuple[int
         yield (expert * scales + first * per_row, rows * per_row), (expert * size + first * columns, rows * columns)
 
 
-def _one(read: Callable[[], Tensor], task: Task, compiled: ModuleType | None) -> Measured:
+def _one(pieces: Pieces, task: Task, compiled: ModuleType | None) -> Measured:
     out = Measured(task.key)
-    for role, _ in task.numbers:
-        out.numbers[role] = float(read().view(torch.float32)[0])
+    for role, piece in task.numbers:
+        out.numbers[role] = float(pieces.read("number", piece.file, piece.start, 4).view(np.float32)[0])
     scales, payloads = [], []
     for expert in range(task.experts):
         of_scales, of_payload = np.zeros(256, dtype=np.int64), np.zeros(16 if task.packed else 256, dtype=np.int64)
         zero_rows, lost, hashes = 0, 0, []
-        for (_, scale_size), (_, size) in _parts(task, expert):
-            scale = read() if task.scale is not None else torch.empty(0, dtype=torch.uint8)
-            of_scales += _count(scale)
+        for (scale_at, scale_size), (at, size) in _parts(task, expert):
+            scale = _read(pieces, "scale", task.scale, scale_at, scale_size)
+            of_scales += (in_scales := _count(scale, compiled))
             if task.payload is None:
                 continue
             rows = size * task.experts * task.rows // task.payload.size
-            payload = read().view(rows, -1)
+            payload = _read(pieces, "payload", task.payload, at, size).reshape(rows, -1)
             of_payload += _count_payload(payload, task.packed, compiled)
-            of_rows, of_blocks = _zeros(payload.numpy(), scale.numpy().reshape(rows, -1) if scale_size else None, task, compiled)
+            asked = in_scales[ZERO[task.e4m3]].any()  # nearly never: then there is no block to look at
+            of_rows, of_blocks = _zeros(payload, scale.reshape(rows, -1) if asked else None, task, compiled)
             zero_rows, lost = zero_rows + of_rows, lost + of_blocks
             if task.names:
-                hashes.append(row_hashes(payload))
+                hashes.append(row_hashes(torch.from_numpy(payload)))
         scales.append(of_scales)
         if task.payload is not None:
             payloads.append(of_payload)
@@ -172,6 +167,10 @@ def _one(read: Callable[[], Tensor], task: Task, compiled: ModuleType | None) ->
     return out
 
 
+def _read(pieces: Pieces, kind: str, piece: Piece | None, at: int, size: int) -> np.ndarray:
+    return np.empty(0, dtype=np.uint8) if piece is None else pieces.read(kind, piece.file, piece.start + at, size)
+
+
 def _kept(projection: str, expert: int, hashes: np.ndarray) -> Hashes:
     rows = np.unique(np.linspace(0, len(hashes) - 1, min(MOST_ROWS, len(hashes))).round().astype(np.int64))
     return Hashes(
@@ -184,19 +183,19 @@ def _counter(most: int) -> type[np.unsignedinteger]:
     return np.uint32 if most < 1 << 32 else np.uint64
 
 
-def _count_payload(payload: Tensor, packed: bool, compiled: ModuleType | None) -> np.ndarray:
+def _count_payload(payload: np.ndarray, packed: bool, compiled: ModuleType | None) -> np.ndarray:
     """int64 [16] of codes, [256] of bytes."""
-    flat = payload.flatten()
-    if compiled is not None:
-        return compiled.count_codes(flat.numpy()) if packed else compiled.count_bytes(flat.numpy())
-    counts = _count(flat)
+    flat = payload.reshape(-1)
+    if packed and compiled is not None:
+        return compiled.count_codes(flat)
+    counts = _count(flat, compiled)
     square = counts.reshape(16, 16)  # byte = 16 * high nibble + low nibble
     return square.sum(0) + square.sum(1) if packed else counts
 
 
 def _zeros(payload: np.ndarray, scale: np.ndarray | None, task: Task, compiled: ModuleType | None) -> tuple[int, int]:
-    """(rows of zeros, blocks with a zero scale and other payload), of uint8 [rows, n] and [rows, blocks]."""
-    if scale is None or not task.e4m3:
+    """(rows of zeros, blocks with a zero scale and other payload), of uint8 [rows, n] and [rows, blocks]; scale None: none is zero."""
+    if scale is None:
         scale = np.empty((len(payload), 0), dtype=np.uint8)
     if compiled is not None:
         return compiled.count_zeros(payload, scale, ZERO[True], _NONZERO[task.packed])
@@ -204,8 +203,12 @@ def _zeros(payload: np.ndarray, scale: np.ndarray | None, task: Task, compiled: 
     return int((~blocks.any(-1)).sum()), int((ZERO[True][scale] & blocks).sum()) if scale.size else 0
 
 
-def _count(t: Tensor) -> np.ndarray:
-    return torch.bincount(t, minlength=256).numpy()  # on uint8, without a copy: five times as fast as numpy's
+def _count(some: np.ndarray, compiled: ModuleType | None) -> np.ndarray:
+    """int64 [256] of uint8 [n]."""
+    if compiled is not None:
+        return compiled.count_bytes(some)
+    # On uint8, without a copy: five times as fast as numpy's.
+    return torch.bincount(torch.from_numpy(some), minlength=256).numpy()
 
 
 def _spans(total: int, most: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Measure all weights: in several processes, with a progress bar, and resumable."""
+"""Measure all weights: in several threads or processes, with a progress bar, and resumable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +22,8 @@ from .folder import Folder
 from .measure import Hashes, Measured, Task, measure
 
 _BATCH, _MOST = 1 << 26, 512  # bytes and weights in one batch: smooth progress, little to do again after an interruption
-_WORTH = 1 << 29  # bytes for which a process more pays: it takes seconds to import torch
+_FEWEST, _THREADS = 2, 8  # threads: one counts while another waits for the disk
+_WORTH = 1 << 32  # bytes for which a process pays: it takes seconds to import torch, in which a thread reads as much
 _SCHEMA = "mxdebug scan state 2"
 
 
@@ -58,23 +59,30 @@ def run(folder: Folder, tasks: list[Task], processes: int, state: Path | None, p
 
 
 def _measured(folder: Folder, batches: list[list[Task]], processes: int) -> Iterator[tuple[list[Task], list[Measured]]]:
-    path = str(folder.path)
-    processes = min(processes, len(batches), 1 + sum(t.size for batch in batches for t in batch) // _WORTH)
-    if processes <= 1:
-        yield from ((batch, measure(path, batch)) for batch in batches)
-        return
-    # Processes are the parallelism.
-    with ProcessPoolExecutor(processes, _context(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures = {pool.submit(measure, path, batch): batch for batch in batches}
+    path, threads = str(folder.path), torch.get_num_threads()
+    with _pool(processes, sum(t.size for batch in batches for t in batch)) as pool:
+        futures = [(batch, pool.submit(measure, path, batch)) for batch in batches]
         try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            for batch, future in futures:
+                yield batch, future.result()
         except BrokenProcessPool as error:
             raise MxdebugError(
                 "scan", "processes that end by themselves", "one that was killed", "too little memory: fewer --processes, then --resume"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)  # what a thread of the pool set would hold for every thread that starts from now on
+
+
+def _pool(processes: int, size: int) -> Executor:
+    """What reads `size` bytes: threads, which start at once and do not load torch and numba again; processes where they pay, and more are
+    wanted than the threads that Python's lock lets work at once."""
+    # Of torch's own threads each worker would have a set, and they spin on the cores of the others.
+    alone: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    paid = min(processes, size // _WORTH)
+    if paid > _THREADS:
+        return ProcessPoolExecutor(paid, _context(), **alone)
+    return ThreadPoolExecutor(min(max(processes, _FEWEST), _THREADS), "mxdebug scan", **alone)
 
 
 def _context() -> multiprocessing.context.BaseContext:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .header import Entry
-from .measure import CHUNK, Piece, Task
+from .measure import LONGEST, Piece, Task
 from .weights import Weight
 
 _BYTES = ("U8", "F8_E4M3", "F8_E8M0")
@@ -44,7 +44,7 @@ def readable(weight: Weight) -> bool:
     if weight.scale_shape is None or scale is None or scale.dtype not in _BYTES or scale.shape != weight.scale_shape:
         return False
     e, n, _ = weight.sizes
-    return weight.known["payload"].size // (e * n) <= CHUNK
+    return weight.known["payload"].size // (e * n) <= LONGEST
 
 
 def is_number(entry: Entry) -> bool:

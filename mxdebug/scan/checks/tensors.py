@@ -8,7 +8,7 @@ from ...checkpoints.kinds import GPT_OSS
 from ..catalogue import RULES
 from ..finding import Finding, make
 from ..header import Entry
-from ..measure import CHUNK
+from ..measure import LONGEST
 from ..scene import Scene
 from ..tasks import is_number
 from ..weights import WORDS, Weight
@@ -131,8 +131,8 @@ def _wrong(w: Weight) -> Iterator[tuple[str, str]]:
         yield "payload-dtype", f"{payload.dtype} {list(payload.shape)} instead of {kind.payload_dtype}"
     elif payload is not None and w.sizes is None:
         yield "payload-shape", f"payload {list(payload.shape)}"
-    elif payload is not None and payload.size // (w.sizes[0] * w.sizes[1]) > CHUNK:
-        yield "payload-shape", f"payload {list(payload.shape)}: rows of more than {CHUNK} bytes"
+    elif payload is not None and payload.size // (w.sizes[0] * w.sizes[1]) > LONGEST:
+        yield "payload-shape", f"payload {list(payload.shape)}: rows of more than {LONGEST} bytes"
     if scale is not None and scale.dtype not in kind.scale_dtypes:
         yield "scale-dtype", f"{scale.dtype} instead of {' or '.join(kind.scale_dtypes)}"
     for role in ("global", "input"):
