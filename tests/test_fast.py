@@ -218,8 +218,8 @@ def test_layouts(monkeypatch: pytest.MonkeyPatch, layout, shape: tuple[int, ...]
 
 def test_which_layout_moves_in_blocks() -> None:
     """Otherwise the kernel for them is compared with nothing."""
-    assert [layout.name for layout in LAYOUTS.values() if _blocks(layout, 128, 2400) is not None] == ["SM12x weight tiles"]
-    blocks = _blocks(LAYOUTS["SM12x weight tiles"], 128, 2400)
+    assert [layout.name for layout in LAYOUTS.values() if _blocks(layout, 128, 2400, 16) is not None] == ["SM12x weight tiles"]
+    blocks = _blocks(LAYOUTS["SM12x weight tiles"], 128, 2400, 16)
     assert blocks is not None and [t.shape[1] for t in (blocks.outer, blocks.far, blocks.near)] == [4, 150, 16]
 
 

@@ -145,9 +145,9 @@ def transpose(flat: Tensor, blocks: Blocks, back: bool) -> Tensor:
     out = torch.empty_like(flat)
     logical, physical = (words(t.view(-1), torch.int64) for t in ((out, flat) if back else (flat, out)))
     many, n, m = (t.shape[1] for t in (blocks.outer, blocks.far, blocks.near))
-    grid = physical.numel() // (4 * n * m), triton.cdiv(n, 8), triton.cdiv(m, 16)
+    grid = physical.numel() // (4 * n * m), triton.cdiv(n, 32), triton.cdiv(m, 8)
     with torch.cuda.device(flat.device):
-        _transpose[grid](logical, physical, *_blocks_on_device(blocks, flat.device), many * n * m, many, n, m, back, 8, 128, num_warps=4)
+        _transpose[grid](logical, physical, *_blocks_on_device(blocks, flat.device), many * n * m, many, n, m, back, 32, 256, num_warps=4)
     return out
 
 

@@ -46,15 +46,12 @@ def step_table(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: to
 def least_with(reaches: Callable[[Tensor], Tensor], near: Tensor, dtype: torch.dtype) -> Tensor:
     """int32 [parts, 256, n]: the bits of the least bfloat16, or float32, magnitude up to inf that reaches the codes 1 to n; -1 where none does.
 
-    reaches: float32 [parts, 256, n] -> whether they do, under each scale byte; all larger ones do, too. near: float64, where the steps are but for roundings to
+    reaches: float32 [..., parts, 256, n] -> whether they do, under each scale byte; all larger ones do, too. near: float64, where the steps are but for roundings to
     dtype, and of the quotient to float32; 0 where there is none.
     """
     shift = 16 if dtype == torch.bfloat16 else 0
     inf = _INF >> shift
-    about = near.float().view(torch.int32) >> shift  # below it, or equal
-    low, high = (about - 2).clamp(min=0), (about + 2).clamp(max=inf + 1)  # the first does not reach it, the last does, or is no number
-    for _ in range(2):
-        middle = low + (high - low) // 2  # the sum is too large
-        enough = reaches((middle << shift).view(torch.float32))
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return torch.where((high > inf) | (near == 0), -1, high).int()
+    low = ((near.float().view(torch.int32) >> shift) - 2).clamp(min=0)  # it does not reach the code, and the fourth from there does
+    tried = (low + torch.arange(1, 4, dtype=torch.int32, device=near.device)[:, None, None, None]).clamp(max=inf)
+    least = low + 1 + (~reaches((tried << shift).view(torch.float32))).sum(0)  # at once: on a GPU each operation costs more than its work
+    return torch.where(near == 0, -1, least).int()
