@@ -398,18 +398,21 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
     if x.shape[-1] % fmt.block:
         raise MxdebugError("values", f"a last dimension that is a multiple of {fmt.block}", f"shape {list(x.shape)}",
                            f"{fmt.name} shares one scale among {fmt.block} elements; pad first, on purpose")
+    finite: bool | Tensor = True
     if fmt.outer:
         if rule is not None:
             raise MxdebugError("exponent rule", f"none for {fmt.name}", repr(rule), "its block scales are E4M3, not powers of two")
         ends = torch.stack((x if x.is_floating_point() else x.float()).aminmax()).abs() if x.numel() else torch.zeros(1, device=x.device)
-        if not torch.isfinite(ends).all():
-            raise MxdebugError("values", "finite numbers", "NaN or inf", "an overflow upstream")
+        finite = torch.isfinite(ends).all()
         if global_scale is None:
             global_scale = _quotient(ends.amax().float(), E4M3.max * E2M1.max).clamp(min=torch.finfo(torch.float32).tiny)
     elif rule not in EXPONENT_RULES:
         raise MxdebugError("exponent rule", f"one of {', '.join(EXPONENT_RULES)}", "none" if rule is None else repr(rule),
                            "quantisers differ here, so mxdebug has no default" if rule is None else "")
-    if (made := quantise_fast(x, fmt, rule, global_scale)) is not None:
+    made = quantise_fast(x, fmt, rule, global_scale)
+    if not finite:  # asked so late since a GPU answers only when it has done all before
+        raise MxdebugError("values", "finite numbers", "NaN or inf", "an overflow upstream")
+    if made is not None:
         return made
     blocks = x.double().unflatten(-1, (-1, fmt.block))
     amax = blocks.abs().amax(dim=-1)
@@ -443,18 +446,22 @@ def _quotients(values: Tensor, by: Tensor) -> Tensor:
 def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: Tensor | None) -> BlockTensor | None:
     """As `quantise`, by a compiled kernel; None where there is none for these values. The bytes are the same."""
     x, g = x.detach(), None if global_scale is None else global_scale.detach()
-    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or x.numel() == 0 or fmt.block not in (16, 32) or fmt.outer != (g is not None):
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or x.numel() == 0 or fmt.outer != (g is not None):
+        return None
+    if fmt.block not in (16, 32) or not fmt.packed and (fmt.outer or fmt.block == 16):
         return None
     if g is not None:
-        # A table takes as long as quantising some 100,000 numbers by torch; a global scale that is no number is an error there.
-        if not _of_parts(g, x) or g.device != x.device or x.nbytes // g.numel() < 16 * fast.PART or not (g.isfinite() & (g != 0)).all():
+        # A table takes as long as quantising some 100,000 numbers by torch.
+        if not _of_parts(g, x) or g.device != x.device or x.nbytes // g.numel() < 16 * fast.PART:
             return None
     compiled = fast.on_cpu(x) or fast.on_gpu(x)
     if compiled is None:
         return None
     x = x.float() if x.dtype == torch.float16 else x
     table = _table(fmt, rule, x.device, x.dtype) if g is None else _table_of(fmt, None, g.double().reshape(-1, 1), x.device, x.dtype)
-    return None if table is None else BlockTensor(*compiled.quantise(x, fmt, *table), fmt, global_scale)
+    if table is None or g is not None and not (g.isfinite() & (g != 0)).all():  # what is no number is an error of torch's
+        return None
+    return BlockTensor(*compiled.quantise(x, fmt, *table), fmt, global_scale)
 
 
 def _table_of(fmt: BlockFormat, rule: str | None, outer: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -397,6 +397,15 @@ def test_nan_in_one_token_of_many_is_seen(token: int, value: float) -> None:
     assert any(line.startswith("operands and parameters are right: look behind the call") for line in d.checked)
 
 
+def test_nan_in_scales_that_are_laid_out_twice() -> None:
+    """Two layouts, one after the other, and bytes that are not the checkpoint's: what is left to say is said, without an error."""
+    scales, twice = situation("minimax").build()[0]["quant_scales"][0].clone(), FAULTS["scales-twice"].injected(situation("minimax")).build()[0]
+    broken = twice["quant_scales"][0].clone()
+    broken.view(-1)[5000] = 0xFF
+    d = diagnose(call_of({**twice, "quant_scales": [broken, *twice["quant_scales"][1:]]}, None), checkpoint_layer("minimax-tiny"))
+    assert not torch.equal(scales, broken) and "scales-twice" in found(d), str(d)
+
+
 def test_nan_that_follows_from_the_operands_is_the_operands_fault() -> None:
     """A scale byte of 0xFF in the call: the kernel is right to give NaN."""
     arguments, _ = situation("minimax").build()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -160,6 +161,16 @@ def test_quantise_takes_what_torch_takes(monkeypatch: pytest.MonkeyPatch, x: Ten
 
 
 @numba
+@pytest.mark.parametrize("own", [replace(MXFP8, block=16), replace(MXFP8, outer=True, scale=E4M3_SCALE), replace(NVFP4, block=32), replace(MXFP4, block=16),
+                                 replace(MXFP4, block=64), replace(NVFP4, outer=False)], ids=lambda f: f"{f.name}-{f.block}-{f.outer}")  # fmt: skip
+def test_quantise_to_a_format_of_ones_own(monkeypatch: pytest.MonkeyPatch, own) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(40, 192, generator=torch.Generator().manual_seed(0)).to(dtype)
+        got, want = both(monkeypatch, lambda: quantise(x, own, rule=None if own.outer else "floor", global_scale=torch.tensor(33.3) if own.outer else None))
+        assert torch.equal(got.scales, want.scales) and torch.equal(got.payload, want.payload)
+
+
+@numba
 def test_kernels_are_kept_on_disk() -> None:
     """Another process finds what this one compiled: compiling takes seconds."""
     code = ("import torch; from mxdebug import fast; from mxdebug.formats import MXFP4, quantise; fast.WORTH = 0; quantise(torch.randn(4, 64), MXFP4, rule='ceil');"
@@ -214,6 +225,20 @@ def test_layouts(monkeypatch: pytest.MonkeyPatch, layout, shape: tuple[int, ...]
     assert torch.equal(got, want)
     got, want = both(monkeypatch, lambda: layout.unpack(want, *shape[-2:]))
     assert torch.equal(got, want) and torch.equal(got, logical)
+
+
+@numba
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.name)
+def test_layouts_of_bytes_that_begin_anywhere(monkeypatch: pytest.MonkeyPatch, layout) -> None:
+    """A slice of a buffer may begin within a word; and every second row of a matrix is not in one piece."""
+    buffer = drawn(2 * 256 * 320 + 16)
+    for first in (1, 4, 8):
+        slab = buffer[first : first + 256 * 320].view(256, 320)
+        for logical in (slab, slab[::2]):
+            got, want = both(monkeypatch, lambda: layout.pack(logical))
+            assert torch.equal(got, want)
+            got, want = both(monkeypatch, lambda: layout.unpack(slab.flatten(), 256, 320))
+            assert torch.equal(got, want)
 
 
 def test_which_layout_moves_in_blocks() -> None:

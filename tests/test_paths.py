@@ -182,3 +182,36 @@ def test_printed_contracts_say_what_they_were_verified_against() -> None:
         text = str(c)
         assert "verified" in text and (("H200" in text) == (c.sm == (90,)))
         assert (c.sm == (90,)) or "was not run" in text or "were not run" in text
+
+
+@pytest.mark.parametrize("r", ALL)
+@pytest.mark.parametrize("p", [Parallel(), Parallel(1, 0, 2, 1)], ids=["whole", "ep 1 of 2"])
+def test_experts_decoded_one_by_one_give_the_same(r: Recipe, p: Parallel) -> None:
+    arguments = call(r, made_layer(4, *fits(r)[::-1], biases=biases(r), fmt=r.contract.weights), p)
+    for tokens in (None, torch.tensor([0, 3])):
+        traces = [r.contract.see(arguments, tokens=tokens, whole=whole).trace(keep=True) for whole in (True, False)]
+        for name in ("output", "expert", "gate", "up"):
+            assert torch.equal(*(getattr(t, name) for t in traces)), name
+
+
+@pytest.mark.parametrize("path", ["mxfp4/FLASHINFER_CUTLASS_MXFP4_BF16", "nvfp4/FLASHINFER_CUTLASS"])
+@pytest.mark.parametrize("sizes", [(3, 0, 64), (0, 128, 64)], ids=["no rows", "no experts"])
+def test_a_layer_of_nothing_breaks_the_contract(path: str, sizes: tuple[int, int, int]) -> None:
+    r = next(p.values[0] for p in ALL if p.values[0].path == path)
+    arguments = call(r, made_layer(3, *fits(r)[::-1], biases=biases(r), fmt=r.contract.weights))
+    e, i, h = sizes
+    for key, shape in (("w13", (e, 2 * i, h // 2)), ("w2", (e, h, i // 2))):
+        o = r.contract.operand(key)
+        dtype = o.get(arguments).dtype
+        o.put(arguments, torch.zeros(*shape[:-1], shape[-1] // dtype.itemsize, dtype=dtype))
+    with pytest.raises(MxdebugError):
+        r.contract.see(arguments)
+
+
+def test_scales_without_the_view_break_the_contract() -> None:
+    r = next(p.values[0] for p in ALL if p.values[0].path == "nvfp4/FLASHINFER_CUTEDSL")
+    arguments = call(r, made_layer(2, *fits(r)[::-1], biases=biases(r), fmt=r.contract.weights))
+    o = r.contract.operand("w13_scale")
+    o.put(arguments, o.get(arguments).flatten())
+    with pytest.raises(MxdebugError, match="6-D view"):
+        r.contract.see(arguments)

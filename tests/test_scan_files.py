@@ -291,6 +291,51 @@ def test_an_interruption_leaves_what_has_not_begun(sharded: Path, monkeypatch: p
     assert len(calls) < 32
 
 
+def test_what_ends_is_saved_while_another_batch_is_slow(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_BATCH", 1)
+    state, measure, saved = tmp_path / "state", running.measure, []
+
+    def first_waits(folder, tasks):
+        if not saved:
+            saved.append(0)
+            until = time.monotonic() + 20
+            while saved[0] < 20 and time.monotonic() < until:
+                time.sleep(0.005)
+                saved[0] = state.read_text().count("\n")
+        return measure(folder, tasks)
+
+    monkeypatch.setattr(running, "measure", first_waits)
+    assert scan(sharded, payload=True, resume=state).verdict == "CLEAN"
+    assert saved[0] >= 20 and state.read_text().count("\n") == 32
+
+
+def test_a_scan_within_another_leaves_torchs_threads(sharded: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second begins while the first one's workers have one thread each, and ends after it."""
+    before, measure = torch.get_num_threads(), running.measure
+    second = tmp_path / "second"
+    second.symlink_to(sharded)
+    begun = {str(p): threading.Event() for p in (sharded, second)}
+    first_ended = threading.Event()
+
+    def in_turn(folder, tasks):
+        begun[folder].set()
+        assert (first_ended if folder == str(second) else begun[str(second)]).wait(20)
+        return measure(folder, tasks)
+
+    monkeypatch.setattr(running, "measure", in_turn)
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            a = pool.submit(scan, sharded, payload=True)
+            a.add_done_callback(lambda _: first_ended.set())
+            assert begun[str(sharded)].wait(20)
+            assert pool.submit(scan, second, payload=True).result().verdict == a.result().verdict == "CLEAN"
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_changed_shard_is_read_again(sharded: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert scan(sharded, resume=state).verdict == "CLEAN"

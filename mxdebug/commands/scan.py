@@ -38,7 +38,7 @@ class _Scan(click.Command):
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="How many read and count at once, at least two: up to 8 as threads, more as processes.",
+    help="How many read and count at once, at least two: up to 8 as threads, more as processes that read 4 GiB each.",
 )
 @click.option("--resume", type=click.Path(dir_okay=False, path_type=Path), help="Keep what was measured in this file, and go on from it.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything that was found, for machines.")

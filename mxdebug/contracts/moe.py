@@ -165,7 +165,7 @@ def _bytes(c: Contract, arguments: Arguments, key: str) -> Tensor:
 
 def _sizes(c: Contract, arguments: Arguments, w13: Tensor, w2: Tensor, x: Tensor | BlockTensor, act: Activation) -> tuple[int, int, int, int]:
     """(experts, rows of w13, hidden, intermediate), checked."""
-    if w13.dim() != 3 or w2.dim() != 3 or w13.shape[0] != w2.shape[0]:
+    if w13.dim() != 3 or w2.dim() != 3 or w13.shape[0] != w2.shape[0] or not w13.shape[0]:
         raise MxdebugError("w13 and w2 payload", "[E, 2I, H/2] and [E, H, I/2]", f"{list(w13.shape)} and {list(w2.shape)}", "not one layer's weights")
     e, rows, hidden, intermediate = w13.shape[0], w13.shape[1], w2.shape[1], 2 * w2.shape[2]
     halves = 2 if act.gated else 1
@@ -247,7 +247,7 @@ def _layer(c: Contract, arguments: Arguments, act: Activation, w13: Tensor, w2: 
 
 def _decoded(layout: Layout, t: Tensor, experts: Sequence[int], rows: int, columns: int, order: Tensor | None) -> Tensor:
     """uint8 [experts, rows, columns] in logical order. Of large experts a few at a time, since each step is a copy of them."""
-    together = max(1, _TOGETHER // (rows * columns))
+    together = max(1, _TOGETHER // max(1, rows * columns))
     out = None
     for start in range(0, len(experts), together):
         # unpack leaves out the axis of a single expert

@@ -79,6 +79,8 @@ class Operand:
     def payload(self, t: Tensor) -> Tensor:
         """The kernel's tensor -> uint8 bytes in the order of memory, shape [E, ...] where it starts with the experts."""
         if self.view == MMA:
+            if t.dim() != 6:
+                raise MxdebugError(self.where, MMA, f"shape {list(t.shape)}", "scales that convert_sf_to_mma_layout did not see")
             t = t.permute(5, 2, 4, 0, 1, 3)
         return t.contiguous().view(torch.uint8) if t.dtype != torch.uint8 else t.contiguous()
 

@@ -255,7 +255,9 @@ def _with_checkpoint(call: Call, given: Given, facts: tuple[tuple[str, str], ...
     if gscale is not None:
         x = plan.quantise(x.dequantise() / gscale, numbers)
     touched = given.touched(tokens)
-    right = args if asked_right else plan.call(_converted(contract, plan, part, args, evidence.equal, touched), part.activation, x, base.experts, router, stated)
+    converted = None if asked_right else _converted(contract, plan, part, args, evidence.equal, touched)
+    right = args if converted is None else plan.call(converted, part.activation, x, base.experts, router, stated)
+    del converted
     truly = exact(replace(base, router=router), plan, part, parallel, tokens, gscale)
     passed = kernel.trace if kernel else given.see(tokens).trace(keep=True)
     right_trace = passed if asked_right else contract.see(right, tokens=tokens, whole=False).trace(keep=True)
@@ -372,7 +374,7 @@ def _meant(findings: tuple[Finding, ...], part: MoELayer) -> MoELayer:
 
 
 def _converted(contract: Contract, plan: Plan, part: MoELayer, args: Mapping[str, Any], equal: tuple[str, ...], experts: list[int]) -> dict[str, Tensor | None]:
-    """The right operands of these experts; what a call passes rightly is taken from it. The others are zeros that nobody reads."""
+    """The right operands of these experts; what is made for them holds zeros for the others, what a call passes rightly is taken from it."""
     out: dict[str, Tensor | None] = {}
     for key, form in plan.forms.items():
         o = contract.operand(key)
@@ -400,7 +402,8 @@ def _with_effect(f: Finding, contract: Contract, args: Mapping[str, Any], right:
                  hidden: int, alone: Mapping[tuple[str, str], Callable[[list[int]], Tensor | None]], only: Tensor | None) -> Finding:
     """How far this finding alone moves the output: the right call with only this finding's operands or parameters as passed.
 
-    touched: the experts that the tokens use. alone: what makes those to take for operands that have other faults too; None where that cannot be made, and the effect is not known.
+    touched: the experts that the tokens use. alone: what makes those to take for operands that have other faults too; None where that cannot be
+    made, and the effect is not known.
     only: the emulated output of the call itself, where this is its only finding. Columns of the padding do not count. inf: NaN or inf where the right call has none.
     """
     if f.effect is not None or f.fault in INPUT_FAULTS:  # what comes in wrongly has no right call beside it

@@ -288,7 +288,8 @@ def _words(id: str, keys: list[str], expected: Form, contract: Contract) -> dict
 
 
 def _alone(id: str, r: Recovered, source: Source, contract: Contract, wanted: list[int]) -> Tensor | None:
-    """The operand as it would be with this fault only, at the positions that are wanted; None where its rows have no named order, or not every expert is explained."""
+    """The operand as it would be with this fault only, at the positions that are wanted; None where its rows have no named order, or not every expert
+    is explained."""
     if not r.complete or r.permutation is not None or r.made_from:
         return None
     slots = {slot: getattr(r.form, slot) for slot in SLOTS if getattr(r.form, slot) != getattr(r.expected, slot)

@@ -36,8 +36,8 @@ def _bits(context: Any, number: Any) -> Any:
 
 # -- the largest of each block ------------------------------------------------------------------------------------------
 
-# Of each four words in a row that stand `apart`, over whole rows: a loop over a block at a time would end in steps that are no vectors. The functions are made of
-# numbers and types alone: numba finds such a one again on disk, but not one that is made of other functions.
+# Of four words that stand apart, over whole rows: a loop over a block at a time would end in steps that are no vectors. The functions that make functions here
+# and below get numbers and types alone: numba finds such a one again on disk, but not one that is made of other functions.
 
 
 def _of_four(word: Any, mask: int) -> Callable[..., None]:

@@ -306,7 +306,8 @@ def quantise(x: Tensor, fmt: BlockFormat, first_of: Tensor, at: Tensor, by: Tens
     with torch.cuda.device(x.device):  # sizes and warps: the fastest of those that were tried on an H200
         if fmt.packed:
             size, given, made = 128 if half else 2048 // fmt.block, words(x.view(-1).view(torch.uint8), torch.int32), payload.view(-1).view(torch.int32)
-            _to_packed[(triton.cdiv(total, size),)](given, first_of, at, by, made, scales, total, total // len(first_of), fmt.block, half, BINS, size, num_warps=4)
+            part, grid = total // len(first_of), (triton.cdiv(total, size),)
+            _to_packed[grid](given, first_of, at, by, made, scales, total, part, fmt.block, half, BINS, size, num_warps=4)
         else:
             most, given = int(torch.tensor(e.max).view(torch.int32)), x.view(torch.int16 if half else torch.int32)
             _to_single[(triton.cdiv(total, 64),)](given, first_of, at, by, payload, scales, total, half, e.mantissa_bits, e.bias, most, BINS, 64, num_warps=1)

@@ -46,12 +46,13 @@ def step_table(rule: Callable[[Tensor], Tensor], device: torch.device, dtype: to
 def least_with(reaches: Callable[[Tensor], Tensor], near: Tensor, dtype: torch.dtype) -> Tensor:
     """int32 [parts, 256, n]: the bits of the least bfloat16, or float32, magnitude up to inf that reaches the codes 1 to n; -1 where none does.
 
-    reaches: float32 [..., parts, 256, n] -> whether they do, under each scale byte; all larger ones do, too. near: float64, where the steps are but for roundings to
-    dtype, and of the quotient to float32; 0 where there is none.
+    reaches: float32 [..., parts, 256, n] -> whether they do, under each scale byte; all larger ones do, too. near: float64, where the steps are
+    but for roundings to dtype, and of the quotient to float32; 0 where there is none.
     """
     shift = 16 if dtype == torch.bfloat16 else 0
     inf = _INF >> shift
-    low = ((near.float().view(torch.int32) >> shift) - 2).clamp(min=0)  # it does not reach the code, and the fourth from there does
+    # Roundings move a step by one number at most: this one does not reach the code, and the fourth from it does.
+    low = ((near.float().view(torch.int32) >> shift) - 2).clamp(min=0)
     tried = (low + torch.arange(1, 4, dtype=torch.int32, device=near.device)[:, None, None, None]).clamp(max=inf)
     least = low + 1 + (~reaches((tried << shift).view(torch.float32))).sum(0)  # at once: on a GPU each operation costs more than its work
     return torch.where(near == 0, -1, least).int()

@@ -401,6 +401,11 @@ class Composed:
     def name(self) -> str:
         return f"{self.second.name} of {self.first.name}" if self.first != self.second else f"{self.first.name} applied twice"
 
+    @property
+    def bits(self) -> tuple[int, ...] | None:
+        """Whether bits are permuted within words, by either."""
+        return self.second.bits or self.first.bits
+
     def padded(self, rows: int, cols: int) -> tuple[int, int]:
         return self.second.padded(*self.first.padded(rows, cols))
 

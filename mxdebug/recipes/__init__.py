@@ -36,7 +36,9 @@ def recipe(engine: str, path: str, checkpoint: str) -> Recipe:
     raise MxdebugError("recipe", f"one of: {known}", f"{engine} {path} for {checkpoint}", "no conversion is written for this combination")
 
 
-__all__ = ["CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "CAST_TO_E4M3", "E4M3_AS_E8M0", "E4M3_FLUSHED", "E4M3_ROUNDED_UP", "E4M3_SHIFTED", "E8M0_AS_E4M3",
-           "E8M0_FLUSHED", "E8M0_SHIFTED", "PAD_ALL", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadAll", "PadEnd",
-           "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "check_engine", "logical_operand", "logical_operands", "logical_rows", "logical_shape", "marlin",
-           "recipe"]
+__all__ = [
+    "CAST_BY_VALUE", "CAST_E4M3_BY_VALUE", "CAST_TO_E4M3", "E4M3_AS_E8M0", "E4M3_FLUSHED", "E4M3_ROUNDED_UP", "E4M3_SHIFTED", "E8M0_AS_E4M3",
+    "E8M0_FLUSHED", "E8M0_SHIFTED", "PAD_ALL", "PAD_END", "PAD_HALVES", "RECIPES", "SWAP_NIBBLES", "Experts", "Form", "Lay", "PadAll", "PadEnd",
+    "PadHalves", "Plan", "Recipe", "Rows", "Shuffle", "SplitHalves", "Stage", "ToDtype", "Values", "check_engine", "logical_operand",
+    "logical_operands", "logical_rows", "logical_shape", "marlin", "recipe",
+]

@@ -99,7 +99,7 @@ class Form:
         return t
 
     def apply_to_some(self, logical: Callable[[list[int]], Tensor], experts: int, wanted: list[int]) -> Tensor:
-        """As `apply`, of the experts at these positions, at least one; the others are zeros that nobody should read.
+        """As `apply`, of the experts at these positions, one or more; the others are zeros that nobody should read.
 
         logical: the operand of the experts at some positions. They are asked for a few at a time, since each stage makes them anew.
         """

@@ -6,9 +6,11 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +27,7 @@ _BATCH, _MOST = 1 << 26, 512  # bytes and weights in one batch: smooth progress,
 _FEWEST, _THREADS = 2, 8  # threads: one counts while another waits for the disk
 _WORTH = 1 << 32  # bytes for which a process pays: it takes seconds to import torch, in which a thread reads as much
 _SCHEMA = "mxdebug scan state 2"
+_lock, _running, _threads_before = threading.Lock(), 0, 1  # how many scans run in this process, and torch's threads before the first
 
 
 def run(folder: Folder, tasks: list[Task], processes: int, state: Path | None, progress: bool) -> tuple[dict[str, Measured], int]:
@@ -59,19 +62,32 @@ def run(folder: Folder, tasks: list[Task], processes: int, state: Path | None, p
 
 
 def _measured(folder: Folder, batches: list[list[Task]], processes: int) -> Iterator[tuple[list[Task], list[Measured]]]:
-    path, threads = str(folder.path), torch.get_num_threads()
-    with _pool(processes, sum(t.size for batch in batches for t in batch)) as pool:
-        futures = [(batch, pool.submit(measure, path, batch)) for batch in batches]
+    with _threads_of_torch_kept(), _pool(processes, sum(t.size for batch in batches for t in batch)) as pool:
+        futures = {pool.submit(measure, str(folder.path), batch): batch for batch in batches}
         try:
-            for batch, future in futures:
-                yield batch, future.result()
+            for future in as_completed(futures):  # each is saved when it ends, whatever the one before it waits for
+                yield futures[future], future.result()
         except BrokenProcessPool as error:
             raise MxdebugError(
                 "scan", "processes that end by themselves", "one that was killed", "too little memory: fewer --processes, then --resume"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # what a thread of the pool set would hold for every thread that starts from now on
+
+
+@contextmanager
+def _threads_of_torch_kept() -> Iterator[None]:
+    """What a worker sets holds for every thread that first uses torch from then on: the last scan to end sets what was before the first."""
+    global _running, _threads_before
+    with _lock:
+        _threads_before, _running = _threads_before if _running else torch.get_num_threads(), _running + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+            if not _running:
+                torch.set_num_threads(_threads_before)
 
 
 def _pool(processes: int, size: int) -> Executor:

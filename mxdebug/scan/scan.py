@@ -38,7 +38,8 @@ def scan(
     payload    read the payloads too: code statistics, zero scales under other payload, zero weights
     tp         tensor-parallel degrees to check sizes for
     processes  how many read and count at once, two at least: up to 8 are threads of this process, which start at once; more are processes,
-               where each has 4 GiB to read. Each has a few MiB of buffers, and the first process keeps a few kB for each weight
+               where each has 4 GiB to read. Each has a few MiB of buffers, and the first process keeps a few kB for each weight.
+               Other threads that first use torch while they work get one of its threads each
     resume     a file that keeps what was measured; of an interrupted scan only the rest is read, and files whose size or time changed again
     index      a file to write row hashes of all weights to (`mxdebug.scan.load_index` reads it); reads the payloads
     progress   a progress bar on stderr
