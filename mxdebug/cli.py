@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,17 +29,29 @@ if TYPE_CHECKING:
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
+INTERRUPTED, BROKEN = 130, 70  # as shells and sysexits.h have it
+
+
 class _Group(click.Group):
-    """Bad input ends with one readable message and exit code 2, never with a traceback."""
+    """Bad input ends with one readable message and exit code 2, never with a traceback; exit code 1 is a verdict, and nothing else ends with it."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("mxdebug: interrupted", err=True)
+            sys.exit(INTERRUPTED)
         except MxdebugError as error:
             click.echo(f"mxdebug: {error.operand}\n  expected  {error.expected}\n  got       {error.got}", err=True)
             if error.reason:
                 click.echo(f"  likely    {error.reason}", err=True)
             sys.exit(2)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception:
+            traceback.print_exc()
+            click.echo("mxdebug: this is an error in mxdebug, and says nothing of what it was given", err=True)
+            sys.exit(BROKEN)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

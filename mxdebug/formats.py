@@ -395,7 +395,7 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
     float32 multiplier, by default amax(x) / (448 * 6), as ModelOpt stores it in `weight_scale_2`.
     Elements round to nearest, ties to even. Raises MxdebugError for unaligned K, a missing rule, non-finite values in NVFP4.
     """
-    if x.shape[-1] % fmt.block:
+    if x.dim() == 0 or x.shape[-1] % fmt.block:
         raise MxdebugError("values", f"a last dimension that is a multiple of {fmt.block}", f"shape {list(x.shape)}",
                            f"{fmt.name} shares one scale among {fmt.block} elements; pad first, on purpose")
     finite: bool | Tensor = True
@@ -404,6 +404,8 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
             raise MxdebugError("exponent rule", f"none for {fmt.name}", repr(rule), "its block scales are E4M3, not powers of two")
         ends = torch.stack((x if x.is_floating_point() else x.float()).aminmax()).abs() if x.numel() else torch.zeros(1, device=x.device)
         finite = torch.isfinite(ends).all()
+        if not isinstance(global_scale, Tensor | None):
+            raise MxdebugError("global scale", "a float32 tensor", type(global_scale).__name__)
         if global_scale is None:
             global_scale = _quotient(ends.amax().float(), E4M3.max * E2M1.max).clamp(min=torch.finfo(torch.float32).tiny)
     elif rule not in EXPONENT_RULES:
@@ -414,6 +416,8 @@ def quantise(x: Tensor, fmt: BlockFormat, *, rule: str | None = None, global_sca
         raise MxdebugError("values", "finite numbers", "NaN or inf", "an overflow upstream")
     if made is not None:
         return made
+    if global_scale is not None and not global_scale.isfinite().all():
+        raise MxdebugError("global scale", "finite numbers", "NaN or inf", "a scale that was never loaded, or not made from the values")
     blocks = x.double().unflatten(-1, (-1, fmt.block))
     amax = blocks.abs().amax(dim=-1)
     outer = None if global_scale is None else global_scale.double().reshape(*global_scale.shape, *[1] * (amax.dim() - global_scale.dim()))

@@ -41,8 +41,9 @@ def test_diagnose_without_checkpoint_is_undecided() -> None:
 def test_diagnose_on_a_device() -> None:
     r = recorded.call("c04")
     assert run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--device", "cpu") == run("diagnose", r.path, "--checkpoint", r.checkpoint_path)
-    code, output = run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--device", "quantum")
-    assert code == 2 and "expected  cpu, or a GPU that torch can use" in output
+    for device in ("quantum", "meta"):
+        code, output = run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--device", device)
+        assert code == 2 and "expected  cpu, or a GPU that torch can use" in output
 
 
 def test_session_of_several_calls(tmp_path: Path) -> None:
@@ -197,3 +198,19 @@ def test_what_was_sent_must_be_tokens(tmp_path: Path) -> None:
     save_file({"rank0": torch.zeros(6, 384)}, tokens)
     assert run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--sent", tokens)[0] == 0  # bf16 activations: nothing to decide
     assert run("diagnose", r.path, "--checkpoint", r.checkpoint_path, "--tp", "0", "0")[0] == 2
+
+
+@pytest.mark.parametrize("raised, code, said", [(KeyboardInterrupt, 130, "interrupted"), (ZeroDivisionError, 70, "this is an error in mxdebug")])
+def test_no_verdict_is_given_where_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, raised: type[BaseException], code: int, said: str) -> None:
+    """1 says that something is wrong with a call."""
+    def fails(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("mxdebug.scan.scan", fails)
+    monkeypatch.setattr("mxdebug.diagnosis.diagnose", fails)
+    monkeypatch.setattr("mxdebug.diagnose", fails)
+    r = recorded.call("c04")
+    for command in (("scan", r.checkpoint_path, "--resume", tmp_path / "state"), ("diagnose", r.path, "--checkpoint", r.checkpoint_path)):
+        got, output = run(*command)
+        assert got == code and said in output, output
+        assert ("the same command goes on" in output) == (code == 130 and command[0] == "scan")

@@ -160,6 +160,16 @@ def test_quantise_takes_what_torch_takes(monkeypatch: pytest.MonkeyPatch, x: Ten
         assert fmt is MXFP4 or got.global_scale.item() == pytest.approx(x.detach().double().abs().max().item() / 2688, rel=1e-6)
 
 
+def test_what_is_wrong_with_a_global_scale_is_said() -> None:
+    for g, said in ((0.01, "global scale: expected a float32 tensor, got float"), (torch.tensor(float("inf")), "global scale: expected finite numbers")):
+        with pytest.raises(MxdebugError, match=said):
+            quantise(torch.randn(4, 64), NVFP4, global_scale=g)
+    with pytest.raises(MxdebugError, match="values: expected finite numbers"):
+        quantise(torch.full((4, 64), float("inf")), NVFP4)
+    with pytest.raises(MxdebugError, match="a multiple of 32"):
+        quantise(torch.tensor(1.0), MXFP4, rule="floor")
+
+
 @numba
 @pytest.mark.parametrize("own", [replace(MXFP8, block=16), replace(MXFP8, outer=True, scale=E4M3_SCALE), replace(NVFP4, block=32), replace(MXFP4, block=16),
                                  replace(MXFP4, block=64), replace(NVFP4, outer=False)], ids=lambda f: f"{f.name}-{f.block}-{f.outer}")  # fmt: skip

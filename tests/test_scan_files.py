@@ -647,6 +647,23 @@ def test_pieces_are_read_into_the_same_memory(tmp_path: Path) -> None:
             pieces.read("scale", "b", 0, 1)
 
 
+def test_all_files_that_change_while_they_are_read_are_named(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their names, not their folders."""
+    files, measure = sorted(sharded.glob("*.safetensors")), running.measure
+
+    def damaged(folder, tasks):
+        files[0].unlink(missing_ok=True)
+        with files[1].open("r+b") as file:
+            file.truncate(20_000)
+        return measure(folder, tasks)
+
+    monkeypatch.setattr(running, "measure", damaged)
+    report = scan(sharded, payload=True)
+    text = next(str(f) for f in report.findings if f.id == "shard-damaged")
+    assert report.exit_code == 2 and f"{files[1].name} ends at byte 20000" in text and f"{files[0].name}: expected a file, got no such file" in text
+    assert str(sharded) not in text
+
+
 def test_an_index_without_files_is_named(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text('{"weight_map": {}}')
     with pytest.raises(MxdebugError, match="weight_map of model.safetensors.index.json"):

@@ -66,7 +66,7 @@ def scan(
     them with the quantisation configuration, and says what engines would make of them. No GPU, no engine; nothing outside the folder is
     opened.
 
-    Exit code: 0 clean (notes say what only some backends do), 1 suspicious, 2 broken, 3 it could not be scanned.
+    Exit code: 0 clean (notes say what only some backends do), 1 suspicious, 2 broken, 3 it could not be scanned, 130 it was interrupted.
     """
     from ..files import check_writable, write
     from ..scan import scan as run
@@ -95,4 +95,8 @@ def scan(
         if error.reason:
             click.echo(f"  likely    {error.reason}", err=True)
         sys.exit(NOT_SCANNED)
+    except KeyboardInterrupt:
+        if resume is not None:
+            click.echo(f"mxdebug: what was measured is in {resume.name}; the same command goes on from it", err=True)
+        raise
     sys.exit(report.exit_code)

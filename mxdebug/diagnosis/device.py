@@ -18,7 +18,7 @@ def checked(device: str | torch.device) -> torch.device:
     """The device; MxdebugError where this machine has none of that name."""
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)
+        torch.empty(1, device=found).item()  # meta has no numbers
     except (RuntimeError, AssertionError) as error:
         raise MxdebugError("device", "cpu, or a GPU that torch can use, such as cuda", repr(str(device)), str(error).partition("\n")[0]) from error
     return found

@@ -8,6 +8,7 @@ from typing import IO
 import numpy as np
 
 from .. import files
+from ..errors import MxdebugError
 
 
 class Pieces:
@@ -31,7 +32,10 @@ class Pieces:
     def read(self, kind: str, name: str, start: int, size: int) -> np.ndarray:
         """uint8 [size] from byte `start` of a file, valid until the next of this kind. Raises OSError or ValueError where that fails."""
         if name not in self._files:
-            self._files[name] = files.check(self._folder / name, self._folder).open("rb", buffering=0)
+            try:
+                self._files[name] = files.check(self._folder / name, self._folder).open("rb", buffering=0)
+            except MxdebugError as error:  # reports name files, not folders
+                raise MxdebugError(name, error.expected, error.got, error.reason) from error
         if kind not in self._memory or len(self._memory[kind]) < size:
             self._memory[kind] = np.empty(max(size, self._size), dtype=np.uint8)
         target, file, got = self._memory[kind][:size], self._files[name], 0

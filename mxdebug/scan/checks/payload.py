@@ -10,11 +10,15 @@ from ..finding import Finding, make
 from ..scene import Scene, share
 from .scales import all_zero, of
 
+_SHOWN = 3
+
 
 def check(scene: Scene) -> Iterator[Finding]:
     """Zero scales under other payload, NaN elements, zero weights and rows; files that changed while they were read."""
     if failed := [m for m in scene.measured.values() if m.failed]:
-        yield make(RULES["shard-damaged"], f"{len(failed):,} weights could not be read: {failed[0].failed}", (m.key for m in failed))
+        why = sorted({m.failed for m in failed})  # each file says its own
+        said = "; ".join(why[:_SHOWN]) + (f"; and {len(why) - _SHOWN} more" if len(why) > _SHOWN else "")
+        yield make(RULES["shard-damaged"], f"{len(failed):,} weights could not be read: {said}", (m.key for m in failed))
     for group in scene.groups:
         if group.payload is None:
             continue
