@@ -20,7 +20,7 @@ from mxdebug.block_gemm import FEW, block_gemm
 from mxdebug.formats import (E2M1, E4M3_SCALE, E8M0, E8M0_SM90, EXPONENT_RULES, FORMATS, MXFP4, MXFP8, NVFP4, S0E5M3, S0E5M3_MARLIN, BlockTensor, quantise,
                              quantise_fast)
 from mxdebug.layouts import LAYOUTS, MISTAKEN_128x4
-from mxdebug.layouts.layout import _blocks
+from mxdebug.layouts.moves import blocks_of
 from mxdebug.scan import measure
 
 numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
@@ -253,8 +253,8 @@ def test_layouts_of_bytes_that_begin_anywhere(monkeypatch: pytest.MonkeyPatch, l
 
 def test_which_layout_moves_in_blocks() -> None:
     """Otherwise the kernel for them is compared with nothing."""
-    assert [layout.name for layout in LAYOUTS.values() if _blocks(layout, 128, 2400, 16) is not None] == ["SM12x weight tiles"]
-    blocks = _blocks(LAYOUTS["SM12x weight tiles"], 128, 2400, 16)
+    assert [layout.name for layout in LAYOUTS.values() if blocks_of(layout, 128, 2400, 16) is not None] == ["SM12x weight tiles"]
+    blocks = blocks_of(LAYOUTS["SM12x weight tiles"], 128, 2400, 16)
     assert blocks is not None and [t.shape[1] for t in (blocks.outer, blocks.far, blocks.near)] == [4, 150, 16]
 
 

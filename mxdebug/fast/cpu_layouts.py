@@ -13,7 +13,7 @@ from . import spread
 from .compiled import WORDS, compiled
 
 if TYPE_CHECKING:
-    from ..layouts.layout import Blocks, Origins
+    from ..layouts.moves import Blocks, Origins
 
 # -- places -------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..formats import words
-from ..layouts.layout import UNITS, Blocks, Origins
+from ..layouts.moves import UNITS, Blocks, Origins
 from .steps import BINS
 
 if TYPE_CHECKING:
