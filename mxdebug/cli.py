@@ -30,6 +30,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 INTERRUPTED, BROKEN = 130, 70  # as shells and sysexits.h have it
+SLOW = 1 << 26  # bytes of a call that takes seconds
 
 
 class _Group(click.Group):
@@ -126,6 +127,8 @@ def diagnose(dump: Path, checkpoint: Path | None, layer: int | None, wanted: str
     for r in recordings:
         call, name = None, r.source.name
         heading = f"--- {printable(name if names.count(name) == 1 else f'{r.source.parent.name}/{name}')}"
+        if r.size >= SLOW and sys.stderr.isatty():
+            click.echo(f"mxdebug: reading and diagnosing {printable(name)}, {r.size / 2**20:,.0f} MiB", err=True)
         try:
             call = r.load()
             d = run(call, opened, layer=layer, engine=engine, tp=tp and Parallel(*tp), sent=sent and _tokens(sent), module=module, index=found,
@@ -189,7 +192,7 @@ def _tokens(file: Path) -> list[Tensor]:
 
 def _threads(size: int) -> None:
     """On a small call the threads' waiting for each other costs more than they save, above all on a busy machine."""
-    if size < 1 << 26:
+    if size < SLOW:
         import torch
 
         torch.set_num_threads(1)

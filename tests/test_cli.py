@@ -214,3 +214,16 @@ def test_no_verdict_is_given_where_there_is_none(monkeypatch: pytest.MonkeyPatch
         got, output = run(*command)
         assert got == code and said in output, output
         assert ("the same command goes on" in output) == (code == 130 and command[0] == "scan")
+
+
+def test_who_waits_for_a_large_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, and there alone: what is piped stays as it was."""
+    r = recorded.call("c04")
+    command = ("diagnose", r.path, "--checkpoint", r.checkpoint_path)
+    quiet = run(*command)
+    monkeypatch.setattr("mxdebug.cli.SLOW", 0)
+    assert run(*command) == quiet
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
+    code, output = run(*command)
+    told, _, rest = output.partition("\n")
+    assert (code, rest) == quiet and told.startswith("mxdebug: reading and diagnosing ") and told.endswith("_call0004, 1 MiB")
