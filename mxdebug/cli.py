@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-INTERRUPTED, BROKEN = 130, 70  # as shells and sysexits.h have it
+INTERRUPTED, INTERNAL = 130, 70  # as shells and sysexits.h have it
 SLOW = 1 << 26  # bytes of a call that takes seconds
 
 
 class _Group(click.Group):
-    """Bad input ends with one readable message and exit code 2, never with a traceback; exit code 1 is a verdict, and nothing else ends with it."""
+    """Bad input ends with one readable message and exit code 2, never with a traceback. 1 is a verdict: interruptions and errors of our own end otherwise."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -47,12 +47,12 @@ class _Group(click.Group):
             if error.reason:
                 click.echo(f"  likely    {error.reason}", err=True)
             sys.exit(2)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click's own, and a reader who has seen enough, as `head` has
         except Exception:
             traceback.print_exc()
             click.echo("mxdebug: this is an error in mxdebug, and says nothing of what it was given", err=True)
-            sys.exit(BROKEN)
+            sys.exit(INTERNAL)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

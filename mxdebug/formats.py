@@ -463,7 +463,7 @@ def quantise_fast(x: Tensor, fmt: BlockFormat, rule: str | None, global_scale: T
         return None
     x = x.float() if x.dtype == torch.float16 else x
     table = _table(fmt, rule, x.device, x.dtype) if g is None else _table_of(fmt, None, g.double().reshape(-1, 1), x.device, x.dtype)
-    if table is None or g is not None and not (g.isfinite() & (g != 0)).all():  # what is no number is an error of torch's
+    if table is None or g is not None and not (g.isfinite() & (g != 0)).all():  # asked so late as in `quantise`
         return None
     return BlockTensor(*compiled.quantise(x, fmt, *table), fmt, global_scale)
 

@@ -216,6 +216,13 @@ def test_no_verdict_is_given_where_there_is_none(monkeypatch: pytest.MonkeyPatch
         assert ("the same command goes on" in output) == (code == 130 and command[0] == "scan")
 
 
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    """As in `mxdebug faults --book | head -0`: no traceback, and no word of an error in mxdebug."""
+    with subprocess.Popen([sys.executable, "-m", "mxdebug.cli", "faults", "--book"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # before it has loaded what it needs to write
+        assert process.stderr.read() == "" and process.wait() == 1  # click's own
+
+
 def test_who_waits_for_a_large_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, and there alone: what is piped stays as it was."""
     r = recorded.call("c04")

@@ -190,7 +190,7 @@ def test_experts_decoded_one_by_one_give_the_same(r: Recipe, p: Parallel) -> Non
     arguments = call(r, made_layer(4, *fits(r)[::-1], biases=biases(r), fmt=r.contract.weights), p)
     for tokens in (None, torch.tensor([0, 3])):
         traces = [r.contract.see(arguments, tokens=tokens, whole=whole).trace(keep=True) for whole in (True, False)]
-        for name in ("output", "expert", "gate", "up"):
+        for name in ("output", "token", "slot", "expert", "gate", "up"):
             assert torch.equal(*(getattr(t, name) for t in traces)), name
 
 

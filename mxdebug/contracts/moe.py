@@ -34,7 +34,7 @@ class Made:
     activation: Activation
 
 
-_TOGETHER = 1 << 25  # bytes
+_TOGETHER = 1 << 25  # bytes of experts that are decoded at once
 
 
 # -- arguments -> Seen ----------------------------------------------------------------------------------------------

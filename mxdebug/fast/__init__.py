@@ -1,4 +1,5 @@
-"""How fast can it be? Compiled kernels, where numba (CPU) or Triton (GPU) is installed: the same bytes as torch's, nearer to the memory's speed (sums of float64 in another order).
+"""How fast can it be? Compiled kernels, where numba (CPU) or Triton (GPU) is installed: the same bytes as torch's (but for sums of float64, which are
+added in another order), nearer to the memory's speed.
 
 `mxdebug[fast]` installs numba; torch brings Triton on Linux with CUDA. Without them, and for small tensors, for which compiling or loading a kernel
 does not pay, everything is done by torch. MXDEBUG_FAST=0 says so too. tests/test_fast.py compares every kernel bit for bit.

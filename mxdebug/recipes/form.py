@@ -16,7 +16,7 @@ from ..layouts import Composed, Layout, RowOrder, RowShuffle
 from .stages import Experts, Lay, PadAll, PadEnd, PadHalves, Rows, Shuffle, Stage, ToDtype
 from .values import SplitHalves, Values
 
-_TOGETHER = 4  # experts
+_TOGETHER = 4  # experts that are brought into a form at once
 
 PAD_HALVES, PAD_END, PAD_ALL = "each half on its own", "once at the end", "once, behind the last expert"
 

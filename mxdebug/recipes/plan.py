@@ -19,7 +19,7 @@ from .form import Form
 from .stages import ToDtype
 
 
-OPERANDS: dict[str, Callable[[MoELayer], tuple[Tensor | None, Tensor | None]]] = {
+_MADE_OF: dict[str, Callable[[MoELayer], tuple[Tensor | None, Tensor | None]]] = {
     "w13": lambda layer: (layer.gate and layer.gate.payload, layer.up.payload), "w13_scale": lambda layer: (layer.gate and layer.gate.scales, layer.up.scales),
     "w13_bias": lambda layer: (layer.gate_bias, layer.up_bias),
     "w2": lambda layer: (None, layer.down.payload), "w2_scale": lambda layer: (None, layer.down.scales), "w2_bias": lambda layer: (None, layer.down_bias),
@@ -29,7 +29,7 @@ OPERANDS: dict[str, Callable[[MoELayer], tuple[Tensor | None, Tensor | None]]] =
 
 def logical_operand(layer: MoELayer, key: str, experts: slice | list[int] = slice(None)) -> Tensor | None:
     """An operand of some experts before any stage: w13 rows are gate, then up. A copy where there are both, else a view if experts is a slice."""
-    gate, up = OPERANDS[key](layer)
+    gate, up = _MADE_OF[key](layer)
     if gate is None or up is None:
         return None if up is None else up[experts]
     return torch.cat([gate[experts], up[experts]], dim=1)
@@ -37,13 +37,13 @@ def logical_operand(layer: MoELayer, key: str, experts: slice | list[int] = slic
 
 def logical_shape(layer: MoELayer, key: str) -> tuple[int, ...] | None:
     """(rows, columns), or (rows,) of a bias: one expert's; None where the layer has no such operand."""
-    gate, up = OPERANDS[key](layer)
+    gate, up = _MADE_OF[key](layer)
     return None if up is None else (up.shape[1] + (0 if gate is None else gate.shape[1]), *up.shape[2:])
 
 
 def logical_rows(layer: MoELayer, key: str, rows: Tensor) -> Tensor:
     """Some rows, int64 in rising order, of every expert."""
-    gate, up = OPERANDS[key](layer)
+    gate, up = _MADE_OF[key](layer)
     first = 0 if gate is None else gate.shape[1]
     own = up[:, rows[rows >= first] - first]
     return own if gate is None else torch.cat([gate[:, rows[rows < first]], own], dim=1)
@@ -51,7 +51,7 @@ def logical_rows(layer: MoELayer, key: str, rows: Tensor) -> Tensor:
 
 def logical_operands(layer: MoELayer) -> dict[str, Tensor | None]:
     """All operands of a layer before any stage."""
-    return {key: logical_operand(layer, key) for key in OPERANDS}
+    return {key: logical_operand(layer, key) for key in _MADE_OF}
 
 
 @dataclass(frozen=True)
